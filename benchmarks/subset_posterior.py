@@ -1,16 +1,20 @@
 """The posterior over subsets: what independent inclusion costs, and what correlated subsets gain.
 
     python benchmarks/subset_posterior.py                             # all parts and data sets
-    python benchmarks/subset_posterior.py --only objective --data energy --seeds 0 --jobs 4
+    python benchmarks/subset_posterior.py --device cuda --jobs 4      # chains on a GPU
+    python benchmarks/subset_posterior.py --only objective --data energy --seeds 0
     python benchmarks/subset_posterior.py --report                    # print the results
 
 Parts, on the problems of benchmarks/selection.py (K = 200 candidates, the paper's α):
 
-- `objective`: E_q[L] − KL[q ‖ p] of the mean field and of determinantal processes, bounds on the
-  evidence of the optimal q*, samples of q*, and the best subset of them against search;
+- `objective`: E_q[L] − KL[q ‖ p] of the mean field and of determinantal processes, samples of q*,
+  and the best subset of them against search; on the CPU, one thread, by seed;
+- `evidence`: bounds on the evidence of q*, by annealing from a determinantal process, and
+  back from one sample of each of many chains;
 - `density`: held-out log density of predictions averaged over samples of q*, against one searched
   subset of the same mean size and single samples, at three strengths of the prior, by split;
-- `scale`: seconds per Gibbs sweep and memory with 1,000 candidates and all rows of protein.
+- `scale`: seconds per Gibbs sweep and memory with 1,000 candidates and all rows of protein;
+- `picture`: the three posteriors on the data of the paper's first figure.
 
 Data are read from WINNOWGP_DATA. Each task runs on one thread; compare CPU seconds. Rows are
 written as they come, to benchmarks/results/subset_posterior.
@@ -24,15 +28,17 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from measure import Row, mean, new_results, read_results, table, timed
+from measure import RESULTS, Row, grouped, markdown, mean, new_results, read_results, timed
 from selection_problems import ALPHAS, K, fitted_model, permuted, problem, standardised
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, hills
 from winnowgp.errors import ConvergenceWarning
+from winnowgp.estimators import kernel_from
 from winnowgp.gradients import ScoreFunction
-from winnowgp.models import subset_mixture
+from winnowgp.models import SparseGP, subset_mixture
 from winnowgp.point_processes import (
     Bernoulli,
     CardinalityPrior,
@@ -42,6 +48,7 @@ from winnowgp.point_processes import (
     sampled_kl_divergence,
 )
 from winnowgp.selection import (
+    SubsetSamples,
     SubsetStatistics,
     fit_determinantal,
     fit_inclusion,
@@ -51,24 +58,32 @@ from winnowgp.selection import (
 )
 from winnowgp.selection.frontier import multistart_search
 from winnowgp.training.adam import Adam
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 
-PARTS = ("objective", "density", "scale")
+PARTS = ("objective", "evidence", "density", "scale", "picture")
 DRAWS = 2000
 """Subsets for every value of an objective."""
-RUNS = 16
-"""Annealing runs in each direction."""
 MEMBERS = 32
 """Subsets that predictions are averaged over."""
 STRENGTHS = (0.1, 1.0, 10.0)
 """Factors of the paper's α in the part `density`."""
+FIGURE_CANDIDATES, FIGURE_ALPHA = 50, 0.2
+"""Those of the paper's first figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Gibbs sweeps of each of four chains, and temperatures of each annealing run."""
+    """How long to sample, and on which device."""
 
     sweeps: int
+    """Gibbs sweeps of each of four chains in the part `objective`."""
+    chains: int
+    """Chains of the parts `evidence` and `density`, and annealing runs in each direction."""
+    burn_in: int
+    """Their sweeps before the first sample."""
     steps: int
+    """Temperatures of each annealing run."""
+    device: torch.device
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -127,6 +142,11 @@ def score_function_fit(
     return Determinantal(logits.detach(), features.detach())
 
 
+def on_device(model: SparseGP, data: Dataset, device: torch.device) -> SubsetStatistics:
+    """Return the statistics of a model on a device."""
+    return model.to(device).subset_statistics(data.to(device))
+
+
 def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     """Measure all posteriors over subsets of one data set."""
     given = problem(name)
@@ -138,17 +158,23 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     def row(method: str, seconds: Row, **columns: object) -> Row:
         return {**common, "method": method, **seconds, **columns}
 
-    fit, seconds = timed(lambda: fit_inclusion(statistics, prior=prior, generator=generator))
+    fit, taken = timed(lambda: fit_inclusion(statistics, prior=prior, generator=generator))
     field = fit.q
-    yield row("mean field", seconds.row(), **objective_of(field, statistics, prior))
-    samples, seconds = timed(
+    yield row("mean field", taken.row(), **objective_of(field, statistics, prior))
+    search, search_taken = timed(
+        lambda: multistart_search(statistics, search_frontier(statistics), log_weights=log_weights)[
+            0
+        ]
+    )
+    yield row("search", search_taken.row(), score=search.score, best_size=int(search.mask.sum()))
+    samples, taken = timed(
         lambda: sample_subsets(statistics, prior=prior, generator=generator, sweeps=effort.sweeps)
     )
     low, high = samples.credible_size(0.9)
     yield row(
         "gibbs",
-        seconds.row(),
-        sweeps=4 * (effort.sweeps + effort.sweeps // 4),
+        taken.row(),
+        sweeps=effort.sweeps + effort.sweeps // 4,
         r_hat=max(samples.r_hat.values()),
         effective_samples=min(samples.effective_samples.values()),
         size=samples.sizes.double().mean().item(),
@@ -157,14 +183,21 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         score=samples.best.score,
         best_size=int(samples.best.mask.sum()),
     )
-    search, taken = timed(
-        lambda: multistart_search(statistics, search_frontier(statistics), log_weights=log_weights)[
-            0
-        ]
+    # Sweeps that take as long as the search, all of them samples.
+    equal = max(4, round(search_taken.cpu / taken.cpu * (effort.sweeps + effort.sweeps // 4)))
+    short, taken = timed(
+        lambda: sample_subsets(
+            statistics, prior=prior, generator=generator, sweeps=equal, burn_in=0
+        )
     )
-    yield row("search", taken.row(), score=search.score, best_size=int(search.mask.sum()))
+    yield row(
+        "gibbs, time of search",
+        taken.row(),
+        sweeps=equal,
+        score=short.best.score,
+        best_size=int(short.best.mask.sum()),
+    )
     similarity = statistics.correlations()
-    processes: dict[str, Bernoulli | Determinantal] = {"mean field": field}
     for method, inclusion in (
         ("determinantal", None),
         ("determinantal, from gibbs", samples.inclusion),
@@ -180,35 +213,82 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             )
         )
         yield row(method, taken.row(), **objective_of(fitted.q, statistics, prior))
-        processes[method] = fitted.q
     trained, taken = timed(
         lambda: score_function_fit(statistics, prior, _small_features(field, similarity), seed=seed)
     )
     yield row(
         "determinantal, score function", taken.row(), **objective_of(trained, statistics, prior)
     )
-    back = samples.masks[:, :: effort.sweeps // (RUNS // 4)].flatten(0, 1)[:RUNS]
-    for start, reference in processes.items():
-        evidence, taken = timed(
-            lambda reference=reference: subset_evidence(
-                statistics,
-                prior=prior,
-                reference=reference,
-                generator=generator,
-                runs=RUNS,
-                steps=effort.steps,
-                samples=back,
-            )
+
+
+def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
+    """Bound the evidence of q*, which does not depend on the seed."""
+    given = problem(name)
+    statistics = given.model.subset_statistics(given.data)
+    prior, generator = SquaredCardinality(K, ALPHAS[name]), seeded(seed)
+    common = {"data": name, "N": given.data.N, "K": K, "alpha": ALPHAS[name], "seed": seed}
+    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    moved = on_device(given.model, given.data, effort.device)
+    samples, taken = timed(lambda: _many_chains(moved, prior, generator, effort))
+    yield {
+        **common,
+        "method": "gibbs",
+        **taken.row(),
+        "chains": effort.chains,
+        "sweeps": samples.masks.shape[1] + effort.burn_in,
+        "r_hat": max(samples.r_hat.values()),
+        "size": samples.sizes.double().mean().item(),
+        "credible_size": list(samples.credible_size(0.9)),
+        "bound_sd": samples.bounds.std().item(),
+    }
+    fitted = fit_determinantal(
+        statistics,
+        prior=prior,
+        start=field,
+        similarity=statistics.correlations(),
+        inclusion=samples.inclusion,
+        generator=generator,
+    )
+    bounds, taken = timed(
+        lambda: subset_evidence(
+            moved,
+            prior=prior,
+            reference=fitted.q,
+            generator=generator,
+            runs=effort.chains,
+            steps=effort.steps,
+            samples=samples.masks[:, -1],
         )
-        yield row(
-            f"evidence, from {start}",
-            taken.row(),
-            lower=evidence.lower,
-            lower_se=evidence.lower_error,
-            estimate=evidence.estimate,
-            upper=evidence.upper,
-            upper_se=evidence.upper_error,
-        )
+    )
+    yield {
+        **common,
+        "method": "evidence",
+        **taken.row(),
+        "runs": effort.chains,
+        "steps": effort.steps,
+        "lower": bounds.lower,
+        "lower_se": bounds.lower_error,
+        "estimate": bounds.estimate,
+        "upper": bounds.upper,
+        "upper_se": bounds.upper_error,
+    }
+
+
+def _many_chains(
+    statistics: SubsetStatistics,
+    prior: CardinalityPrior,
+    generator: torch.Generator,
+    effort: Effort,
+) -> SubsetSamples:
+    """Return samples of many chains that start from subsets of different sizes."""
+    return sample_subsets(
+        statistics,
+        prior=prior,
+        generator=generator,
+        chains=effort.chains,
+        sweeps=max(effort.burn_in // 2, 4),
+        burn_in=effort.burn_in,
+    )
 
 
 def _small_features(q: Bernoulli, similarity: Tensor) -> Determinantal:
@@ -226,69 +306,132 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     data = Dataset(whole.X[train], whole.Y[train])
     held_out = Dataset(whole.X[test], whole.Y[test])
     model, _ = fitted_model(data)
-    statistics, generator = model.subset_statistics(data), seeded(seed)
-    frontier = search_frontier(statistics)
+    frontier = search_frontier(model.subset_statistics(data))
+    statistics, generator = on_device(model, data, effort.device), seeded(seed)
     for strength in STRENGTHS:
         alpha = round(strength * ALPHAS[name], 6)
-        prior = SquaredCardinality(K, alpha)
-        samples = sample_subsets(statistics, prior=prior, generator=generator, sweeps=effort.sweeps)
-        thin = samples.pooled[:: len(samples.pooled) // MEMBERS][:MEMBERS]
+        samples, taken = timed(
+            lambda alpha=alpha: _many_chains(
+                statistics, SquaredCardinality(K, alpha), generator, effort
+            )
+        )
+        thin = samples.pooled[:: max(len(samples.pooled) // MEMBERS, 1)][:MEMBERS]
         size = round(samples.sizes.double().mean().item())
-        selected = frontier.at(size).mask
-        mixture = subset_mixture(model, data, thin, mode=selected)
+        model.cpu()
+        mixture = subset_mixture(model, data, thin, mode=frontier.at(size).mask)
         members = [m.log_density(held_out.X, held_out.Y).mean().item() for m in mixture.members]
-        one = mixture.mode.log_density(held_out.X, held_out.Y).mean().item()
-        averaged = mixture.log_density(held_out.X, held_out.Y).mean().item()
         yield {
             "data": name,
             "N": data.N,
             "K": K,
             "alpha": alpha,
             "seed": seed,
+            **taken.row(),
             "size": size,
             "r_hat": max(samples.r_hat.values()),
-            "selected": one,
-            "averaged": averaged,
+            "selected": mixture.mode.log_density(held_out.X, held_out.Y).mean().item(),
+            "averaged": mixture.log_density(held_out.X, held_out.Y).mean().item(),
             "single_sample": mean(members),
         }
 
 
 def scale(name: str, seed: int, effort: Effort) -> Iterator[Row]:
-    """Time Gibbs sweeps with 1,000 candidates."""
+    """Time Gibbs sweeps of two chains with 1,000 candidates, on the device and on the CPU."""
     given = problem(name)
     order = permuted(given.data.N, seed=seed)
     model = given.model.with_candidates(given.data.X[order[:1000]])
-    statistics, set_up = timed(lambda: model.subset_statistics(given.data))
     prior = SquaredCardinality(1000, ALPHAS[name])
-    sweeps, burn_in = 4, 8
-    samples, seconds = timed(
-        lambda: sample_subsets(
-            statistics,
-            prior=prior,
-            generator=seeded(seed),
-            chains=1,
-            sweeps=sweeps,
-            burn_in=burn_in,
+    chains, sweeps, burn_in = 2, 4, 2
+    for device in dict.fromkeys((effort.device, torch.device("cpu"))):
+        statistics, set_up = timed(lambda device=device: on_device(model, given.data, device))
+        samples, taken = timed(
+            lambda statistics=statistics: sample_subsets(
+                statistics,
+                prior=prior,
+                generator=seeded(seed),
+                chains=chains,
+                sweeps=sweeps,
+                burn_in=burn_in,
+                start=torch.zeros(chains, 1000, dtype=torch.bool),
+            )
         )
-    )
-    yield {
-        "data": name,
-        "N": given.data.N,
-        "K": 1000,
-        "alpha": ALPHAS[name],
-        "seed": seed,
-        "sweeps": sweeps + burn_in,
-        "size": samples.sizes.double().mean().item(),
-        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        **set_up.row("set_up_"),
-        **seconds.row(),
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device) / 2**20
+        yield {
+            "data": name,
+            "N": given.data.N,
+            "K": 1000,
+            "alpha": ALPHAS[name],
+            "seed": seed,
+            "device": device.type,
+            "chains": chains,
+            "sweeps": sweeps + burn_in,
+            "size": samples.sizes.double().mean().item(),
+            "memory_mib": memory,
+            **set_up.row("set_up_"),
+            **taken.row(),
+        }
+
+
+def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
+    """Fit the three posteriors on the data of the paper's first figure."""
+    del effort
+    data, generator = hills(), seeded(seed)
+    rows = permuted(data.N, seed=seed)[:FIGURE_CANDIDATES]
+    candidates = data.X[rows].sort(0).values
+    model = SparseGP(kernel_from("rbf", 1), candidates)
+    model.candidates.requires_grad_(False)
+    stop = Stop(gain=1e-3, window=10, iterations=100)
+    maximise_elbo(model, data.X, objective=model.chunked_bound(data), stop=stop)
+    statistics = model.subset_statistics(data)
+    prior = SquaredCardinality(FIGURE_CANDIDATES, FIGURE_ALPHA)
+    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    samples = sample_subsets(statistics, prior=prior, generator=generator, sweeps=500)
+    repulsive = fit_determinantal(
+        statistics,
+        prior=prior,
+        start=field,
+        similarity=statistics.correlations(),
+        inclusion=samples.inclusion,
+        generator=generator,
+    ).q
+    posteriors = {
+        "mean field": (
+            field.inclusion,
+            field.inclusion[:, None] * field.inclusion,
+            field.sample(DRAWS, generator=generator),
+        ),
+        "determinantal": (
+            repulsive.inclusion,
+            repulsive.pairwise_inclusion(),
+            repulsive.sample(DRAWS, generator=generator),
+        ),
+        "q*": (samples.inclusion, samples.pairwise_inclusion(), samples.pooled),
     }
+    for method, (inclusion, pairs, subsets) in posteriors.items():
+        sizes = subsets.sum(1).double()
+        yield {
+            "data": name,
+            "alpha": FIGURE_ALPHA,
+            "seed": seed,
+            "method": method,
+            "candidates": [round(z, 4) for z in candidates[:, 0].tolist()],
+            "inclusion": [round(p, 4) for p in inclusion.tolist()],
+            "neighbours": [round(p, 5) for p in pairs.diagonal(1).tolist()],
+            "subsets": [one.nonzero()[:, 0].tolist() for one in subsets[:: len(subsets) // 10]],
+            "size": sizes.mean().item(),
+            "size_sd": sizes.std().item(),
+            "bound": statistics.value(subsets).mean().item(),
+        }
 
 
 MEASUREMENTS: dict[str, Callable[[str, int, Effort], Iterator[Row]]] = {
     "objective": objective,
+    "evidence": evidence,
     "density": density,
     "scale": scale,
+    "picture": picture,
 }
 
 
@@ -304,11 +447,12 @@ def measured(part: str, name: str, seed: int, effort: Effort) -> None:
 
 def run(parts: list[str], names: list[str], seeds: list[int], *, jobs: int, effort: Effort) -> None:
     """Measure every part, data set and seed."""
+    once = {"scale": ["protein"], "picture": ["hills"]}
     tasks = [
         (part, name, seed)
         for part in parts
-        for name in (["protein"] if part == "scale" else names)
-        for seed in (seeds[:1] if part == "scale" else seeds)
+        for seed in (seeds if part in ("objective", "density") else seeds[:1])
+        for name in once.get(part, names)
     ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(measured, *task, effort): task for task in tasks}
@@ -317,45 +461,130 @@ def run(parts: list[str], names: list[str], seeds: list[int], *, jobs: int, effo
             print(*futures[future], flush=True)
 
 
+METHODS = (
+    "mean field",
+    "determinantal",
+    "determinantal, from gibbs",
+    "determinantal, score function",
+    "gibbs",
+)
+
+
+def mean_and_error(values: list[float], digits: int) -> str:
+    """Return the mean over seeds and its standard error."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    if len(numbers) < 2:
+        return f"{mean(values):.{digits}f}"
+    return f"{numbers.mean():.{digits}f} ± {numbers.std() / len(numbers) ** 0.5:.{digits}f}"
+
+
 def report() -> None:
-    """Print the results."""
+    """Print the results as Markdown tables, and draw the picture."""
     rows = read_results("subset_posterior/objective-*")
-    print("\nObjective in nats and CPU seconds. The evidence lies between lower and upper.\n")
+    bounds = [r for r in read_results("subset_posterior/evidence-*") if "lower" in r]
+    best = {
+        (r["data"], r["alpha"]): r
+        for r in sorted(bounds, key=lambda r: r["lower"] - r["upper"])
+        if "lower" in r
+    }
+    print("\nObjective in nats: mean over seeds and its standard error.\n")
     lines = []
-    for row in sorted(rows, key=lambda row: (row["data"], row["seed"])):
-        value = f"{row['objective']:.1f}±{row['objective_se']:.1f}" if "objective" in row else ""
-        if "upper" in row:
-            value = (
-                f"{row['lower']:.1f}±{row['lower_se']:.1f} .. "
-                f"{row['upper']:.1f}±{row['upper_se']:.1f}"
-            )
-        mixing = f"{row['r_hat']:.3f}, {row['effective_samples']:.0f}" if "r_hat" in row else ""
-        score = f"{row['score']:.1f} ({row['best_size']})" if "score" in row else ""
-        spread = f"{row['bound_sd']:.1f}" if "bound_sd" in row else ""
-        size = f"{row['size']:.1f}" if "size" in row else ""
-        seconds = f"{row['cpu_s']:.1f}"
-        lines.append(
-            [row["data"], row["seed"], row["method"], value, spread, size, mixing, score, seconds]
-        )
-    header = ["data", "seed", "method", "objective", "sd of L", "size", "R-hat, ESS", "best set"]
-    print(table([*header, "s"], lines))
+    for (name, alpha), own in grouped(rows, "data", "alpha").items():
+        by = grouped(own, "method")
+        limit = best.get((name, alpha))
+        start = mean(r["objective"] for r in by[("mean field",)])
+        for method in METHODS:
+            if not (found := by.get((method,))):
+                continue
+            value = share = ""
+            if "objective" in found[0]:
+                value = mean_and_error([r["objective"] for r in found], 1)
+                if limit is not None and method != "mean field":
+                    gain = mean(r["objective"] for r in found) - start
+                    shares = [100 * gain / (limit[end] - start) for end in ("upper", "lower")]
+                    share = f"{min(shares):.0f} to {max(shares):.0f} %"
+            elif limit is not None:
+                value = (
+                    f"{limit['lower']:.1f} ± {limit['lower_se']:.1f} to "
+                    f"{limit['upper']:.1f} ± {limit['upper_se']:.1f}"
+                )
+            size = f"{mean(r['size'] for r in found):.1f}"
+            spread = f"{mean(r['bound_sd'] for r in found):.1f}"
+            seconds = f"{mean(r['cpu_s'] for r in found):.1f}"
+            lines.append([name, method, len(found), value, share, size, spread, seconds])
+    header = ["data", "q(Z)", ">seeds", ">objective", ">share of the gap", ">E|Z|", ">sd of L"]
+    print(markdown([*header, ">CPU s"], lines))
+    print("\nEvidence by annealing, and mixing of the chains.\n")
+    lines = []
+    for r in read_results("subset_posterior/evidence-*"):
+        ends = [f"{r[e]:.1f} ± {r[e + '_se']:.1f}" if e in r else "" for e in ("lower", "upper")]
+        hat = f"{r['r_hat']:.3f}" if "r_hat" in r else ""
+        lines.append([r["data"], r["method"], *ends, hat, f"{r['wall_s']:.0f}"])
+    print(markdown(["data", "method", ">at least", ">at most", ">R-hat", ">seconds"], lines))
+    print("\nBest score L(Z) + w(|Z|) in nats: search minus samples of q*, by seed.\n")
+    lines = []
+    for (name,), own in grouped(rows, "data").items():
+        by = grouped(own, "method")
+        if ("gibbs, time of search",) not in by:
+            continue
+        lines.append([name, mean_and_error([r["score"] for r in by[("search",)]], 1)])
+        for method in ("gibbs, time of search", "gibbs"):
+            pairs = zip(by[("search",)], by[(method,)], strict=False)
+            lines[-1].append(mean_and_error([a["score"] - b["score"] for a, b in pairs], 1))
+        lines[-1] += [f"{mean(r['cpu_s'] for r in by[(m,)]):.1f}" for m in ("search", "gibbs")]
+    header = ["data", ">search", ">better than gibbs, equal time", ">than all samples"]
+    print(markdown([*header, ">s of search", ">s of gibbs"], lines))
     print("\nHeld-out nats per observation: averaged minus selected, and minus single samples.\n")
-    held_out = read_results("subset_posterior/density-*")
     lines = []
-    for name, alpha in sorted({(row["data"], row["alpha"]) for row in held_out}):
-        own = [row for row in held_out if (row["data"], row["alpha"]) == (name, alpha)]
-        lines.append([name, alpha, f"{mean(row['size'] for row in own):.0f}", len(own)])
+    for (name, alpha), own in grouped(
+        sorted(read_results("subset_posterior/density-*"), key=lambda r: (r["data"], r["alpha"])),
+        "data",
+        "alpha",
+    ).items():
+        size, hat = mean(r["size"] for r in own), max(r["r_hat"] for r in own)
+        lines.append([name, alpha, f"{size:.0f}", len(own), f"{hat:.2f}"])
         for other in ("selected", "single_sample"):
-            gains = torch.tensor([row["averaged"] - row[other] for row in own])
-            error = gains.std() / len(gains) ** 0.5 if len(gains) > 1 else torch.tensor(torch.nan)
-            lines[-1].append(f"{gains.mean():.4f}±{error:.4f}")
-    print(table(["data", "alpha", "size", "splits", "over selected", "over samples"], lines))
-    for row in read_results("subset_posterior/scale-*"):
+            lines[-1].append(mean_and_error([r["averaged"] - r[other] for r in own], 4))
+    header = ["data", ">α", ">E|Z|", ">splits", ">worst R-hat", ">over selected", ">over samples"]
+    print(markdown(header, lines))
+    for r in read_results("subset_posterior/scale-*"):
         print(
-            f"\nK = {row['K']}, N = {row['N']}: {row['cpu_s'] / row['sweeps']:.2f} CPU seconds per "
-            f"sweep at {row['size']:.0f} points, set-up {row['set_up_cpu_s']:.1f} s, "
-            f"{row['memory_mib']:.0f} MiB"
+            f"\nK = {r['K']}, N = {r['N']}, {r['device']}, {r['chains']} chains: "
+            f"{r['wall_s'] / r['sweeps']:.2f} seconds per sweep of all chains at {r['size']:.0f} "
+            f"points, set-up {r['set_up_wall_s']:.1f} s, {r['memory_mib']:.0f} MiB"
         )
+    draw(read_results("subset_posterior/picture-*"))
+
+
+def draw(rows: list[Row]) -> None:
+    """Draw inclusion, subsets and neighbours of the three posteriors of the picture."""
+    if not rows:
+        return
+    data = hills()
+    figure, axes = plt.subplots(
+        5, 1, sharex=True, figsize=(7.5, 9), height_ratios=[1.6, 1, 1, 1, 1.3], layout="constrained"
+    )
+    axes[0].plot(data.X[:, 0], data.Y[:, 0], "k.", markersize=2)
+    axes[0].set(ylabel="y", title="Which of 50 candidates are inducing points?")
+    for number, (axis, row) in enumerate(zip(axes[1:4], rows, strict=True)):
+        colour = f"C{number}"
+        z = torch.tensor(row["candidates"])
+        axis.vlines(z, 0, row["inclusion"], color=colour)
+        axis.plot(z, row["inclusion"], "o", color=colour, markersize=4)
+        for height, subset in enumerate(row["subsets"]):
+            level = torch.full((len(subset),), 1.08 + 0.07 * height)
+            axis.plot(z[subset], level, "|", color="0.35", markersize=4)
+        label = f"{row['method']}: {row['size']:.1f} ± {row['size_sd']:.1f} points"
+        axis.set(ylim=(0, 1.85), yticks=[0, 0.5, 1], ylabel="P(k ∈ Z)")
+        axis.set_title(label, loc="left", fontsize="medium", color=colour)
+        p = torch.tensor(row["inclusion"])
+        ratio = torch.tensor(row["neighbours"]) / (p[1:] * p[:-1]).clamp_min(1e-6)
+        likely = (p[1:] * p[:-1]) > 0.01
+        between = (z[1:] + z[:-1]) / 2
+        axes[4].plot(between[likely], ratio[likely], "o-", color=colour, markersize=3)
+    axes[4].set(xlabel="x", ylabel="neighbours together,\nrelative to independence", ylim=(0, None))
+    figure.savefig(RESULTS / "subset_posterior" / "picture.png", dpi=120)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -365,13 +594,17 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=list(ALPHAS), default=list(ALPHAS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--jobs", type=int, default=1, help="tasks at the same time")
-    parser.add_argument("--sweeps", type=int, default=250, help="Gibbs sweeps of each chain")
+    parser.add_argument("--sweeps", type=int, default=200, help="Gibbs sweeps of each of 4 chains")
+    parser.add_argument("--chains", type=int, default=64, help="chains of evidence and density")
+    parser.add_argument("--burn-in", type=int, default=60, help="sweeps before they are sampled")
     parser.add_argument("--steps", type=int, default=400, help="temperatures of annealing")
+    parser.add_argument("--device", default="cpu", help="of evidence, density and scale")
     parser.add_argument("--report", action="store_true", help="print results without measuring")
-    arguments = parser.parse_args()
-    if not arguments.report:
-        effort = Effort(arguments.sweeps, arguments.steps)
-        run(arguments.only, arguments.data, arguments.seeds, jobs=arguments.jobs, effort=effort)
+    given = parser.parse_args()
+    if not given.report:
+        device = torch.device(given.device)
+        effort = Effort(given.sweeps, given.chains, given.burn_in, given.steps, device)
+        run(given.only, given.data, given.seeds, jobs=given.jobs, effort=effort)
     report()
 
 

@@ -18,7 +18,7 @@ from winnowgp.point_processes import (
     SquaredCardinality,
 )
 from winnowgp.selection import SubsetEvidence, SubsetStatistics, annealing, subset_evidence
-from winnowgp.selection.gibbs import Chain
+from winnowgp.selection.chains import Chains
 
 K = 5
 RUNS = 300
@@ -77,11 +77,11 @@ def test_weights_are_unbiased_in_both_directions() -> None:
 
 @pytest.mark.unchecked
 def test_biased_moves_fail_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(target: Any, chain: Chain, *, generator: torch.Generator, **_: Any) -> tuple:
+    def stale(target: Any, chains: Chains, *, generator: torch.Generator, **_: Any) -> None:
         """Decide every candidate by the gains at the start of the sweep."""
-        thresholds = torch.rand(K, generator=generator, dtype=torch.float64).logit()
-        logits = target.inclusion_logits(chain)
-        return Chain.at(target.objective, thresholds < logits), logits
+        thresholds = torch.rand((RUNS, K), generator=generator, dtype=torch.float64).logit()
+        moved = Chains.at(target.objective, thresholds < target.inclusion_logits(chains))
+        chains.included, chains.bounds, chains.gains = moved.included, moved.bounds, moved.gains
 
     monkeypatch.setattr(annealing, "move", stale)
     truth = log_joint().logsumexp(0)

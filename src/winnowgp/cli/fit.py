@@ -159,6 +159,14 @@ def fit(
             "laplace with up to 500 rows."
         ),
     ] = "auto",
+    posterior: Annotated[
+        str,
+        typer.Option(
+            help="Posterior over subsets of the candidates: mean-field, independent inclusion; "
+            "determinantal, similar candidates exclude each other; gibbs, samples of the optimal "
+            "one, over which predictions with Gaussian noise average."
+        ),
+    ] = "mean-field",
     mean: Annotated[
         str,
         typer.Option(
@@ -273,6 +281,7 @@ def fit(
         "kernel": kernel,
         "priors": None if priors == "none" else priors,
         "hyper": hyper,
+        "posterior": posterior,
         "mean": mean,
         "alpha": alpha_value,
         "tolerance": tolerance,

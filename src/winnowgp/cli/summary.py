@@ -42,6 +42,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "inducing_points": choice["points"],
             "noise_inducing_points": choice.get("noise_points"),
             "hyper_posteriors": choice.get("hyper_posteriors"),
+            "subset_posterior": choice.get("subset_posterior"),
             "goal": choice["asked"],
             "alpha": choice["alpha"],
             "elbo_nats": choice["bound"],

@@ -31,6 +31,7 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
+from winnowgp.estimators.subset_posterior import refuse_stream
 from winnowgp.models import VariationalGP
 
 
@@ -313,6 +314,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
             classes: all labels that may occur, for the first call; by default those of its `y`.
             sample_weight: weights `[N]`, as in `fit`.
         """
+        refuse_stream(self.posterior)
         if isinstance(self.class_weight, str):
             raise InputError(
                 "`class_weight='balanced'` needs all rows at once; pass `partial_fit` a dictionary "

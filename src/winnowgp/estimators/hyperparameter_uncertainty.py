@@ -62,14 +62,20 @@ def check_hyper_rows(params: Parameters, data: Source) -> None:
         )
 
 
-def gaussian_posterior(posterior: Any, *, hyper: str, what: str) -> Any:
+def gaussian_posterior(posterior: Any, *, hyper: str, subsets: str, what: str) -> Any:
     """Return a posterior that is Gaussian: of a mixture, that of the most probable values.
 
     Raises:
-        InputError: an average over hyper-parameters was asked for, which `what` cannot represent.
+        InputError: an average over hyper-parameters or subsets was asked for, which `what` cannot
+            represent.
     """
     if not isinstance(posterior, MixturePosterior):
         return posterior
+    if subsets == "gibbs":
+        raise InputError(
+            f"{what} cannot represent predictions that are averaged over subsets; fit with "
+            "`posterior='determinantal'` or 'mean-field', or save the model with `save`."
+        )
     if hyper == "laplace":
         raise InputError(
             f"{what} cannot represent predictions that are averaged over hyper-parameters; fit "

@@ -37,6 +37,7 @@ from winnowgp.estimators.hyperparameter_uncertainty import (
 from winnowgp.estimators.rows import check_source_columns
 from winnowgp.estimators.sampled_functions import SampledFunctions
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
+from winnowgp.estimators.subset_posterior import refuse_stream
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
@@ -161,6 +162,7 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
 
     def _check_stream(self, X: Any, y: Any) -> None:
         """Raise an error if the noise is of a kind that a stream does not remember."""
+        refuse_stream(self.posterior)
         if self.hyper == "laplace":
             raise InputError(
                 f"`partial_fit` needs hyper='point' or 'auto'; got {self.hyper!r}: a stream "
@@ -312,7 +314,7 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
                 `what` cannot represent.
         """
         posterior = self._constant_noise_posterior(what)
-        return gaussian_posterior(posterior, hyper=self.hyper, what=what)
+        return gaussian_posterior(posterior, hyper=self.hyper, subsets=self.posterior, what=what)
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)

@@ -44,9 +44,10 @@ from winnowgp.models import (
 )
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.noise import target_noise
+from winnowgp.point_processes import Bernoulli, Determinantal
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent
-from winnowgp.selection import Frontier, SizeFrontier
+from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior, SubsetSamples
 from winnowgp.training.schedules import SizedModel
 
 __all__ = ["load"]
@@ -79,6 +80,7 @@ _SHALLOW: _Fields = _ANY | {
     "growth_limit_": str | None,
     "last_doubling_gain_": float,
     "_sized": tuple[SizedModel, ...],
+    "_subset_posterior": SubsetPosterior | None,
     "_stream": StreamRecord | None,
 }
 _DEEP: _Fields = _ANY | {
@@ -166,6 +168,11 @@ def _restore_shallow(model: Any) -> None:
     _require(
         (frontier is not None and len(frontier.elbos) > posterior.M) or not model._sized,
         "has smaller models, but no frontier that reaches its own size",
+    )
+    subsets = model._subset_posterior
+    _require(
+        subsets is None or len(subsets.inclusion) == len(model.candidates_),
+        "has a posterior over subsets of another number of candidates",
     )
     model.kernel_, model.n_inducing_ = posterior.kernel, posterior.M
     model.kernel_name_ = kernel_name(model.kernel, posterior.kernel)
@@ -335,6 +342,33 @@ def _sized_model(
     log_density: float,
 ) -> SizedModel:
     return SizedModel(posterior, elbo, log_density)
+
+
+@register("SubsetPosterior", SubsetPosterior)
+def _subset_posterior(q: Bernoulli | Determinantal | SubsetSamples) -> SubsetPosterior:
+    return SubsetPosterior(q)
+
+
+@register("Bernoulli", Bernoulli)
+def _bernoulli(logits: Float[Tensor, " K"]) -> Bernoulli:
+    return Bernoulli(logits)
+
+
+@register("Determinantal", Determinantal)
+def _determinantal(logits: Float[Tensor, " K"], features: Float[Tensor, "K R"]) -> Determinantal:
+    return Determinantal(logits, features)
+
+
+@register("SubsetSamples", SubsetSamples)
+def _subset_samples(
+    masks: Bool[Tensor, "C T K"],
+    bounds: Float[Tensor, "C T"],
+    conditional_inclusion: Float[Tensor, "C K"],
+    log_weights: Float[Tensor, " W"],
+) -> SubsetSamples:
+    if len(log_weights) != masks.shape[2] + 1 or not masks.numel():
+        raise ModelFileError("SubsetSamples must have subsets, and one log weight for each size")
+    return SubsetSamples(masks, bounds, conditional_inclusion, log_weights)
 
 
 @register("BatchRecord", BatchRecord)

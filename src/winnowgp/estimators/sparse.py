@@ -20,7 +20,7 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Source
-from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.row_indices import sampled_rows
 from winnowgp.errors import GrowthLimitWarning, InputError
 from winnowgp.estimators.alarms import selection_alarms
@@ -35,12 +35,14 @@ from winnowgp.estimators.kernels import (
 )
 from winnowgp.estimators.means import check_mean_columns, mean_from, mean_or_name
 from winnowgp.estimators.rows import tensor
+from winnowgp.estimators.subset_posterior import KINDS, check_subset_posterior
 from winnowgp.estimators.validation import (
     PARAMETERS,
     TOLERANCE,
     Constraint,
     Parameters,
     locations,
+    one_of,
     optional,
     refuse_count_of_given,
     refuse_other_schedule,
@@ -56,13 +58,14 @@ from winnowgp.models import (
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
-from winnowgp.point_processes import SquaredCardinality
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.report.sentences import growth_sentence
-from winnowgp.selection import SizeFrontier
+from winnowgp.selection import SizeFrontier, SubsetPosterior
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
 from winnowgp.training.initialization import kmeans
 from winnowgp.training.schedules import SizedModel
+from winnowgp.training.subset_posterior import with_subset_posterior
 
 PAPER_CANDIDATES = 100
 """Number of candidates of the paper's schedule, if the user does not give one."""
@@ -130,6 +133,12 @@ class SparseEstimator(BaseGP, ABC):
             kernel, hyper-parameters and inducing points replace the search for a start, unless a
             single fresh start is better. Meant for rows that changed little, such as a few more of
             them; `winnowgp.load` returns an estimator that can be fitted again in this way.
+        posterior: what `inclusion_` and `subset_posterior_` are, at the fitted hyper-parameters.
+            "mean-field": independent inclusion, as in the paper. "determinantal": similar
+            candidates exclude each other. "gibbs": samples of the optimal posterior; if noise is
+            Gaussian, predictions average over 16 of them, and take as much longer. Both are for
+            fits that end with at most 1,000 candidates, and do not change the selected points. Of
+            other likelihoods the posterior is that of the Gaussian approximation (sites).
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points; (200, 600, 200) by default.
@@ -138,7 +147,10 @@ class SparseEstimator(BaseGP, ABC):
     Attributes:
         n_inducing_: number of inducing points M.
         inducing_points_: their locations `[M D]`.
-        inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
+        inclusion_: inclusion probability of each candidate in the last selection, `[K]`: marginals
+            of `subset_posterior_`.
+        subset_posterior_: a `winnowgp.selection.SubsetPosterior`, with probabilities of pairs of
+            candidates (`pairwise_inclusion`), of sizes (`credible_size`), and R-hat if sampled.
         candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
             points come first, then candidates that were not needed.
         alpha_: strength of the prior that keeps this number of inducing points.
@@ -177,6 +189,7 @@ class SparseEstimator(BaseGP, ABC):
     candidates: str | ArrayLike = "auto"
     inducing_points: ArrayLike | None = None
     warm_start: bool = False
+    posterior: str = "mean-field"
     epochs: tuple[int, int, int] | None = None
 
     _constraints: ClassVar[Mapping[str, Constraint]] = {
@@ -185,10 +198,12 @@ class SparseEstimator(BaseGP, ABC):
         "epochs": optional(partial(step_counts, phases=_PHASES)),
         "inducing_points": optional(partial(_INDUCING_POINTS, shape=("M", "D"))),
         "mean": mean_or_name,
+        "posterior": one_of(*KINDS),
     }
     # Set by a fit; not arguments.
     frontier_: SizeFrontier | None = field(init=False)
     _sized: tuple[SizedModel, ...] = field(init=False)
+    _subset_posterior: SubsetPosterior | None = field(init=False)
 
     @property
     def kl_bounds_(self) -> tuple[float, float]:
@@ -200,6 +215,14 @@ class SparseEstimator(BaseGP, ABC):
             return 0.0, inf
         lower, upper = self.evidence_.lower - self.elbo_, self.evidence_.upper - self.elbo_
         return max(lower, 0.0), max(upper, 0.0)
+
+    @property
+    def subset_posterior_(self) -> SubsetPosterior:
+        """The posterior over subsets of `candidates_`, of the kind that `posterior` names."""
+        check_is_fitted(self)
+        if self._subset_posterior is not None:
+            return self._subset_posterior
+        return SubsetPosterior(Bernoulli.from_inclusion(validation.tensor(self.inclusion_)))
 
     @property
     def available_sizes_(self) -> tuple[int, ...]:
@@ -251,7 +274,24 @@ class SparseEstimator(BaseGP, ABC):
             params.kernel = "rbf"
             if params.schedule == "fast":
                 params.kernel, *params.other_kernels = AUTO_KERNELS
+        check_subset_posterior(params, getattr(self, "likelihood", None))
         self._check_warm_start(params)
+
+    def _train(
+        self,
+        data: Any,
+        params: Parameters,
+        *,
+        identity: Mapping[str, Any],
+        process_group: ProcessGroup = SINGLE_PROCESS,
+    ) -> tuple[training.FitResult[Any], torch.Generator]:
+        result, generator = super()._train(
+            data, params, identity=identity, process_group=process_group
+        )
+        if params.posterior != "mean-field":
+            rows = data.to(params.device)
+            result = with_subset_posterior(result, rows, kind=params.posterior, generator=generator)
+        return result, generator
 
     def _check_warm_start(self, params: Parameters) -> None:
         """Remember the earlier fit, if it is the start of this one."""
@@ -372,6 +412,7 @@ class SparseEstimator(BaseGP, ABC):
         )
         self.candidates_ = self._x_scaler.inverse(result.candidates[0].cpu().double()).numpy()
         self.inclusion_ = selection.inclusion.cpu().numpy()
+        self._subset_posterior = result.subset_posterior
 
     def _set_posterior(
         self, posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
@@ -395,6 +436,7 @@ class SparseEstimator(BaseGP, ABC):
         self._sized = tuple(m for m in self._sized if m.posterior.M < sized.posterior.M)
         self._set_posterior(sized.posterior)
         self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
+        self._subset_posterior = None
 
     def _compared_kernels(self, result: training.FitResult[Any]) -> dict[str, float]:
         """Return the evidence of each kernel of "auto", relative to the best."""

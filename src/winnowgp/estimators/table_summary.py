@@ -173,8 +173,19 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
     }
     if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
         result["noise_points"] = estimator.n_noise_inducing_
+    subsets, mixture = estimator.subset_posterior_, None
     if isinstance(estimator.posterior_, MixturePosterior):
-        result["hyper_posteriors"] = estimator.posterior_.S
+        mixture = estimator.posterior_.S
+    if subsets.kind != "mean-field":
+        result["subset_posterior"] = {
+            "kind": subsets.kind,
+            "credible_size": subsets.credible_size(),
+            "r_hat": None if subsets.r_hat is None else _finite(subsets.r_hat),
+            "effective_samples": subsets.effective_samples,
+            "averaged": mixture if subsets.kind == "gibbs" else None,
+        }
+    if mixture is not None and subsets.kind != "gibbs":
+        result["hyper_posteriors"] = mixture
     return result
 
 

@@ -74,6 +74,7 @@ def fit_table(
     kernel: str = AUTO,
     priors: str | None = "weak",
     hyper: str = "auto",
+    posterior: str = "mean-field",
     mean: str = "auto",
     alpha: str | float = "auto",
     tolerance: float | None = None,
@@ -127,6 +128,8 @@ def fit_table(
             `SparseGPRegressor`. Classes and other likelihoods have none.
         hyper: "auto", "point", or "laplace" to average predictions over the hyper-parameters of
             regression with Gaussian noise and at most 2,000 rows; see `SparseGPRegressor`.
+        posterior: "mean-field", "determinantal" or "gibbs", the posterior over subsets of the
+            candidates; see `SparseGPRegressor`.
         mean: prior mean of the function: "auto", "zero", "constant" or "linear"; see
             `SparseGPRegressor`.
         precision: "double", or "mixed" for regression.
@@ -221,6 +224,7 @@ def fit_table(
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
         mean=mean,
+        posterior=posterior,
         max_fit_seconds=max_fit_seconds,
         **points,
     )

@@ -120,8 +120,13 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     # Estimators did not record the batches that they had seen; the frontier has the rows.
     5: dict.fromkeys(("SparseGPRegressor", "SparseGPClassifier"), _adding(_stream=None)),
     # Streams did not number their inducing points, which estimators do when they are loaded; there
-    # was no window of batches, and no rows were kept.
+    # was no window of batches, and no rows were kept. Inclusion was independent.
     6: {
-        "StreamRecord": _adding(points={"$tuple": []}, arrived=0, window={"$tuple": []}, first=None)
+        **dict.fromkeys(
+            ("SparseGPRegressor", "SparseGPClassifier"), _adding(_subset_posterior=None)
+        ),
+        "StreamRecord": _adding(
+            points={"$tuple": []}, arrived=0, window={"$tuple": []}, first=None
+        ),
     },
 }

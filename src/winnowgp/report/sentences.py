@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import isfinite
 
-from winnowgp.report.summary import Choice
+from winnowgp.report.summary import Choice, SubsetChoice
 
 # Nats per observation from which a gain counts as one.
 _NOTICEABLE = 5e-4
@@ -37,6 +37,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if "hyper_posteriors" in choice:
         members = counted(choice["hyper_posteriors"], "posterior")
         lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
+    if "subset_posterior" in choice:
+        lines.append(("subsets", subset_sentence(choice["subset_posterior"])))
     lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))
     if choice["kl"] is not None and choice["evidence"] is not None:
         lines.append(("log evidence", evidence_sentence(choice)))
@@ -76,6 +78,19 @@ def rounded(value: float, digits: int = 4) -> str:
     """
     text = f"{value:.{digits}g}"
     return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e7 else text
+
+
+def subset_sentence(subsets: SubsetChoice) -> str:
+    """Return what the posterior over subsets says, and whether its samples can be relied on."""
+    low, high = subsets["credible_size"]
+    size = f"between {low} and {high}" if low < high else f"{low}"
+    text = f"{subsets['kind']} posterior: {size} inducing points with a probability of 90 %"
+    if subsets["averaged"] is not None:
+        text += f"; predictions average over {subsets['averaged']} subsets"
+    if subsets["effective_samples"] is not None:
+        r_hat = "∞" if subsets["r_hat"] is None else f"{subsets['r_hat']:.2f}"
+        text += f" (R-hat {r_hat}, {subsets['effective_samples']:.0f} independent samples)"
+    return text
 
 
 def kernel_sentence(name: str, evidence: Mapping[str, float | None]) -> str:

@@ -83,8 +83,25 @@ class Choice(TypedDict):
     """Standard error of the predictive gap."""
     noise_points: NotRequired[int]
     """Number of inducing points of the log noise, if noise may depend on the inputs."""
+    subset_posterior: NotRequired["SubsetChoice"]
+    """The posterior over subsets, if inclusion is not independent."""
     hyper_posteriors: NotRequired[int]
     """Number of posteriors that predictions average over, if hyper-parameters are uncertain."""
+
+
+class SubsetChoice(TypedDict):
+    """The posterior over subsets of the candidates, if inclusion is not independent."""
+
+    kind: str
+    """"determinantal" or "gibbs"."""
+    credible_size: tuple[int, int]
+    """Numbers of inducing points between which 90 % of the posterior lie."""
+    r_hat: float | None
+    """Largest R-hat of the chains; None if there are none, or if it is infinite."""
+    effective_samples: float | None
+    """Smallest effective number of samples; None if there are none."""
+    averaged: int | None
+    """Number of subsets that predictions average over, if they do."""
 
 
 class Metric(TypedDict):

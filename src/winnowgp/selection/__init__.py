@@ -5,9 +5,10 @@
 - `search`: backward elimination, forward selection and local search;
 - `frontier`: the best bound for each number of inducing points, and the α that each implies;
 - `natural`: inclusion probabilities fitted by natural gradients;
-- `gibbs` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
+- `gibbs`, `chains` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
 - `annealing`: the evidence of the optimal q(Z), which no q exceeds;
-- `determinantal_fit`: a q(Z) with repulsion between similar candidates.
+- `determinantal_fit`: a q(Z) with repulsion between similar candidates;
+- `subset_posterior`: the q(Z) of a fit, of any of these kinds.
 """
 
 from winnowgp.selection.annealing import SubsetEvidence, subset_evidence
@@ -32,6 +33,7 @@ from winnowgp.selection.objective import (
 )
 from winnowgp.selection.search import backward_elimination, forward_selection, local_search
 from winnowgp.selection.statistics import SubsetStatistics
+from winnowgp.selection.subset_posterior import SubsetPosterior
 from winnowgp.selection.subset_samples import SubsetSamples
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "SizeFrontier",
     "SubsetEvidence",
     "SubsetObjective",
+    "SubsetPosterior",
     "SubsetSamples",
     "SubsetStatistics",
     "alpha_at",

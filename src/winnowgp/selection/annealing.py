@@ -15,7 +15,6 @@ which starts with a draw of q*, gives an upper bound in the same way (Grosse, An
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import torch
@@ -23,11 +22,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.linalg import parallel_map
 from winnowgp.point_processes import CardinalityPrior, PointProcess
-from winnowgp.selection.gibbs import Chain, TemperedPosterior, move
+from winnowgp.selection.chains import Chains
+from winnowgp.selection.gibbs import TemperedPosterior, move
 from winnowgp.selection.objective import SearchObjective
-from winnowgp.typing import Mask, Masks
+from winnowgp.typing import Masks
 
 # β_t = (t/T)^power. On energy, 50 steps with powers 0.7, 1, 3 and 5 gave lower bounds of 1048.7,
 # 1045.4, 1039.9 and 1035.2 and upper bounds of 1068, 1075, 1102 and 1121 (standard errors 1 to 6).
@@ -87,8 +86,7 @@ def subset_evidence(
     """Estimate log Σ_Z p(Z) exp L(Z), the largest objective E_q[L] − KL[q ‖ p] of all q.
 
     The time is that of `runs` × `steps` Gibbs sweeps, and twice that with `samples`. The two bounds
-    approach each other as `steps` grows. Runs use several threads if PyTorch has them, with the
-    same result.
+    approach each other as `steps` grows. All runs move at once, on the device of the statistics.
 
     Args:
         statistics: statistics of the data.
@@ -103,45 +101,23 @@ def subset_evidence(
         relocations: number before each sweep; one for sixteen inducing points if None.
     """
     _check(statistics, prior, reference, runs=runs, steps=steps)
-    target = TemperedPosterior.of(statistics, prior, reference=reference)
     starts = reference.sample(runs, generator=generator)
-    ends = starts[:0] if samples is None else samples.to(starts.device)
-    count = runs + len(ends)
-    seeds = torch.randint(2**62, (count,), generator=generator, device=generator.device).tolist()
-    betas = [(step / steps) ** _POWER for step in range(steps + 1)]
-
-    def run(index: int) -> float:
-        forward = index < runs
-        return _log_weight(
-            target,
-            starts[index] if forward else ends[index - runs],
-            betas=betas if forward else betas[::-1],
-            relocations=relocations,
-            generator=torch.Generator().manual_seed(seeds[index]),
-        )
-
-    weights = torch.tensor(parallel_map(run, range(count)), dtype=torch.float64)
-    return SubsetEvidence(forward=weights[:runs], backward=weights[runs:])
-
-
-def _log_weight(
-    target: TemperedPosterior,
-    start: Mask,
-    *,
-    betas: list[float],
-    relocations: int | None,
-    generator: torch.Generator,
-) -> float:
-    """Return log w of one run, signed so that both directions estimate the same number.
-
-    A step weighs the present subset by U, then moves at the new β; the last move would not count.
-    """
-    chain, total = Chain.at(target.objective, start), 0.0
-    for before, after in pairwise(betas):
-        total += abs(after - before) * target.log_ratio(chain)
-        if after != betas[-1]:
-            chain, _ = move(target.at(after), chain, relocations=relocations, generator=generator)
-    return total
+    if samples is not None:
+        starts = torch.cat([starts, samples.to(starts.device)])
+    forward = (torch.arange(len(starts)) < runs).to(statistics.empty.device)
+    target = TemperedPosterior.of(statistics, prior, chains=len(starts), reference=reference)
+    chains = Chains.at(statistics, starts)
+    grid = statistics.empty.new_tensor([(step / steps) ** _POWER for step in range(steps + 1)])
+    log_weights = torch.zeros_like(chains.bounds)
+    # A step weighs the present subset by U, then moves at the new β; the last move would not count.
+    for step in range(1, steps + 1):
+        beta = torch.where(forward, grid[step], grid[steps - step])
+        change = torch.where(forward, grid.diff()[step - 1], grid.diff()[steps - step])
+        log_weights += change * target.log_ratio(chains)
+        if step < steps:
+            move(target.at(beta), chains, relocations=relocations, generator=generator)
+    log_weights = log_weights.cpu()
+    return SubsetEvidence(forward=log_weights[:runs], backward=log_weights[runs:])
 
 
 def _standard_error(values: Float[Tensor, " R"]) -> float:

@@ -12,7 +12,7 @@ A sweep visits the candidates in random order and draws each inclusion given the
 of all candidates are known at once and hold until one candidate changes, so that a sweep costs
 O(K²) for each change, not for each candidate. Chains also relocate inducing points: one of them is
 removed and its place is drawn among all candidates outside. This exchanges candidates that can
-replace each other, which single changes may not do.
+replace each other, which single changes may not do. All chains move at the same time (`chains`).
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,17 @@ from itertools import pairwise
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.linalg import parallel_map
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, Determinantal, PointProcess
-from winnowgp.selection.objective import SearchObjective, SearchState
+from winnowgp.selection.chains import Chains
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import forward_selection
 from winnowgp.selection.subset_samples import SubsetSamples, warn_if_poor
-from winnowgp.typing import Mask, Masks, SizeTable
+from winnowgp.typing import Masks, Nats, SizeTable
 
-_REFRESH = 64  # Moves before a search state is computed afresh: rounding grows with each update.
 # One relocation before a sweep for so many inducing points. On concrete and energy (K = 200) more
 # took longer than the better samples were worth; candidates that repeat each other need some.
 _RELOCATIONS = 16
@@ -41,21 +40,21 @@ _RELOCATIONS = 16
 @final
 @dataclass(frozen=True, slots=True)
 class TemperedPosterior:
-    """The distribution π_β(Z) ∝ r(Z)^(1−β) (p(Z) exp L(Z))^β, from a reference r to q*.
+    """The distributions π_β(Z) ∝ r(Z)^(1−β) (p(Z) exp L(Z))^β of C chains, from r to q*.
 
     Attributes:
         objective: L(Z).
         log_weights: w(0..K) of the prior.
         log_normaliser: −log C of the prior.
         reference: r(Z), an independent or determinantal process; None if β is always one.
-        beta: inverse temperature β, from 0 (the reference) to 1 (q*).
+        beta: inverse temperature β of each chain, from 0 (the reference) to 1 (q*).
     """
 
     objective: SearchObjective
     log_weights: SizeTable
-    log_normaliser: float
+    log_normaliser: Float[Tensor, ""]
+    beta: Float[Tensor, " C"]
     reference: PointProcess | None = None
-    beta: float = 1.0
 
     @classmethod
     def of(
@@ -63,9 +62,10 @@ class TemperedPosterior:
         objective: SearchObjective,
         prior: CardinalityPrior,
         *,
+        chains: int,
         reference: PointProcess | None = None,
     ) -> "TemperedPosterior":
-        """Return q* of an objective and a prior."""
+        """Return q* of an objective and a prior, for every chain."""
         like = objective.empty
         if prior.K != objective.K:
             raise InputError(
@@ -74,144 +74,119 @@ class TemperedPosterior:
             )
         return cls(
             objective,
-            prior.log_weights(like).cpu(),
-            prior.log_normaliser(like).item(),
-            None if reference is None else _on_cpu(reference),
+            prior.log_weights(like),
+            prior.log_normaliser(like),
+            like.new_ones(chains),
+            None if reference is None else _constant(reference, like=like),
         )
 
-    def at(self, beta: float) -> "TemperedPosterior":
-        """Return the distribution of another inverse temperature."""
-        return replace(self, beta=beta)
+    def at(self, beta: Float[Tensor, " C"]) -> "TemperedPosterior":
+        """Return the distributions of other inverse temperatures."""
+        return replace(self, beta=beta.to(self.beta))
 
-    def log_ratio(self, chain: "Chain") -> float:
+    def log_ratio(self, chains: Chains) -> Nats:
         """Return log p(Z) + L(Z) − log r(Z), the derivative of log π_β in β, in nats."""
-        mask = chain.state.mask.cpu()
-        nats = (
-            chain.state.bound.item()
-            + self.log_weights[int(mask.sum())].item()
-            - self.log_normaliser
-        )
+        nats = chains.bounds + self.log_weights[chains.sizes] - self.log_normaliser
         if self.reference is None:
             return nats
-        return nats - self.reference.log_prob(mask[None])[0].item()
+        return nats - self.reference.log_prob(chains.included)
 
-    def inclusion_logits(self, chain: "Chain") -> Float[Tensor, " K"]:
-        """Return logit π_β(k ∈ Z | Z₋ₖ) of every candidate, on the CPU."""
-        included = chain.included
-        size = int(included.sum())
+    def inclusion_logits(self, chains: Chains) -> Float[Tensor, "C K"]:
+        """Return logit π_β(k ∈ Z | Z₋ₖ) of every candidate."""
+        size, most = chains.sizes[:, None], self.objective.K
         # w(m + 1) − w(m) with m = |Z₋ₖ|: the size without k is |Z| − 1 inside and |Z| outside.
-        below, here, above = (
-            self.log_weights[min(max(m, 0), len(included))] for m in (size - 1, size, size + 1)
-        )
-        slopes = torch.where(included, here - below, above - here)
-        return self._tempered(chain, chain.gains + slopes)
+        below, here, above = (self.log_weights[(size + d).clamp(0, most)] for d in (-1, 0, 1))
+        slopes = torch.where(chains.included, here - below, above - here)
+        return self._tempered(chains, chains.gains + slopes)
 
-    def location_logits(self, chain: "Chain") -> Float[Tensor, " K"]:
+    def location_logits(self, chains: Chains) -> Float[Tensor, "C K"]:
         """Return log π_β(Z ∪ k) of every candidate k outside, up to a constant; −∞ inside."""
-        return self._tempered(chain, chain.gains).masked_fill(chain.included, -torch.inf)
+        return self._tempered(chains, chains.gains).masked_fill(chains.included, -torch.inf)
 
-    def _tempered(self, chain: "Chain", logits: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
-        if self.reference is None or self.beta == 1:
+    def _tempered(self, chains: Chains, logits: Float[Tensor, "C K"]) -> Float[Tensor, "C K"]:
+        if self.reference is None:
             return logits
-        own = self.reference.conditional_logits(chain.included[None])[0]
-        tempered = self.beta * logits + (1 - self.beta) * own
+        own = self.reference.conditional_logits(chains.included)
+        tempered = self.beta[:, None] * logits + (1 - self.beta[:, None]) * own
         # Sizes that the prior forbids stay forbidden at every temperature, also at β = 0.
         return torch.where(logits.isinf(), logits, tempered)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The subset of one Markov chain.
-
-    Attributes:
-        state: search state of the subset.
-        gains: marginal gains of all candidates in nats, on the CPU.
-        moves: number of moves since the search state was computed afresh.
-    """
-
-    state: SearchState
-    gains: Float[Tensor, " K"]
-    moves: int = 0
-
-    @classmethod
-    def at(cls, objective: SearchObjective, mask: Mask) -> "Chain":
-        """Return a chain at a given subset; O(K² M)."""
-        state = objective.search_state(mask)
-        return cls(state, state.marginal_gains().cpu())
-
-    @property
-    def included(self) -> Mask:
-        """The subset, on the CPU."""
-        return self.state.included.cpu()
-
-    def toggle(self, objective: SearchObjective, index: int) -> "Chain":
-        """Return the chain after adding or removing a candidate; O(K²)."""
-        state = self.state.toggle(index, gain=self.gains[index].to(self.state.bound))
-        if self.moves + 1 >= _REFRESH:
-            return Chain.at(objective, state.mask)
-        return Chain(state, state.marginal_gains().cpu(), self.moves + 1)
-
-
 def gibbs_sweep(
-    target: TemperedPosterior, chain: Chain, *, generator: torch.Generator
-) -> tuple[Chain, Float[Tensor, " K"]]:
-    """Draw the inclusion of every candidate given the others, in random order.
+    target: TemperedPosterior, chains: Chains, *, generator: torch.Generator
+) -> Float[Tensor, "C K"]:
+    """Draw the inclusion of every candidate given the others, in random order, in place.
 
     Candidates up to the first one that changes are decided by the same marginal gains; then the
-    gains are computed again.
+    gains are computed again. Chains wait for the one with most changes.
 
     Returns:
-        The chain, and the conditional inclusion logits of all candidates at its last subset.
+        The conditional inclusion logits of all candidates at the last subset of each chain.
     """
-    K = target.objective.K
-    order = torch.randperm(K, generator=generator)
-    thresholds = torch.rand(K, generator=generator, dtype=torch.float64).logit()
-    logits, position = target.inclusion_logits(chain), 0
-    while position < K:
-        rest = order[position:]
+    order = _uniform(chains, generator).argsort(1)
+    thresholds = _uniform(chains, generator).logit()
+    rank = torch.arange(order.shape[1], device=order.device)
+    position = rank.new_zeros(len(order), 1)
+    while True:
+        logits = target.inclusion_logits(chains)
         # u < λ ⇔ logit u < logit λ
-        changed = (thresholds[position:] < logits[rest]) != chain.included[rest]
-        first = int(changed.int().argmax())
-        if not bool(changed[first]):
-            break
-        chain = chain.toggle(target.objective, int(rest[first]))
-        logits, position = target.inclusion_logits(chain), position + first + 1
-    return chain, logits
+        include = thresholds < logits.gather(1, order)
+        changes = (include != chains.included.gather(1, order)) & (rank >= position)
+        active = changes.any(1)
+        if not bool(active.any()):
+            return logits
+        first = changes.int().argmax(1, keepdim=True)
+        chains.toggle(order.gather(1, first)[:, 0], active=active)
+        position = torch.where(active[:, None], first + 1, len(rank))
 
 
-def relocate(target: TemperedPosterior, chain: Chain, *, generator: torch.Generator) -> Chain:
-    """Remove a random inducing point, and draw its place among all candidates outside; O(K²).
+def relocate(
+    target: TemperedPosterior,
+    chains: Chains,
+    *,
+    active: Bool[Tensor, " C"],
+    generator: torch.Generator,
+) -> None:
+    """Remove a random inducing point, and draw its place among all candidates outside; O(C K²).
 
     Given the other inducing points, the place is drawn from its conditional distribution: every
-    proposal is accepted. The size does not change.
+    proposal is accepted. The size does not change. Chains that are not active or have no inducing
+    point stay as they are.
     """
-    inside = chain.included.nonzero()[:, 0]
-    if len(inside) == 0:
-        return chain
-    leaving = int(inside[torch.randint(len(inside), (), generator=generator)])
-    without = chain.toggle(target.objective, leaving)
-    weights = target.location_logits(without).softmax(0)
-    entering = int(torch.multinomial(weights, 1, generator=generator))
-    return chain if entering == leaving else without.toggle(target.objective, entering)
+    active = active & chains.included.any(1)
+    keys = _uniform(chains, generator)
+    chains.toggle(torch.where(chains.included, keys, -1.0).argmax(1), active=active)
+    # The largest of logits plus Gumbel noise is a draw of the softmax.
+    noise = -(-_uniform(chains, generator).log()).log()
+    chains.toggle((target.location_logits(chains) + noise).argmax(1), active=active)
 
 
 def move(
-    target: TemperedPosterior, chain: Chain, *, relocations: int | None, generator: torch.Generator
-) -> tuple[Chain, Float[Tensor, " K"]]:
-    """Make relocations, then a Gibbs sweep; both leave π_β as it is.
+    target: TemperedPosterior,
+    chains: Chains,
+    *,
+    relocations: int | None,
+    generator: torch.Generator,
+) -> Float[Tensor, "C K"]:
+    """Make relocations, then a Gibbs sweep, in place; both leave π_β as it is.
 
     Args:
-        target: distribution π_β.
-        chain: state of the chain.
+        target: distribution π_β of each chain.
+        chains: states of the chains.
         relocations: number of relocations; one for sixteen inducing points if None.
         generator: source of randomness.
+
+    Returns:
+        The conditional inclusion logits of all candidates at the last subset of each chain.
     """
+    chains.refresh()
     if relocations is None:
-        relocations = -(-int(chain.included.sum()) // _RELOCATIONS)
-    for _ in range(relocations):
-        chain = relocate(target, chain, generator=generator)
-    return gibbs_sweep(target, chain, generator=generator)
+        counts = -(-chains.sizes // _RELOCATIONS)
+    else:
+        counts = torch.full_like(chains.sizes, relocations)
+    for number in range(int(counts.max())):
+        relocate(target, chains, active=counts > number, generator=generator)
+    return gibbs_sweep(target, chains, generator=generator)
 
 
 def sample_subsets(
@@ -229,9 +204,9 @@ def sample_subsets(
 ) -> SubsetSamples:
     """Sample the optimal q*(Z) ∝ p(Z) exp L(Z) by Gibbs sweeps, in several chains.
 
-    Each chain makes `burn_in` sweeps that are discarded and `sweeps` that are kept. Chains run at
-    the same time if PyTorch has several threads, with the same result. A `ConvergenceWarning` says
-    so if the chains disagree or hold too few independent samples.
+    Each chain makes `burn_in` sweeps that are discarded and `sweeps` that are kept. All chains move
+    at once, on the device of the statistics: hundreds of them take little longer than one on a GPU.
+    A `ConvergenceWarning` says so if the chains disagree or hold too few independent samples.
 
     With several `betas`, each chain is a ladder of tempered copies that exchange their subsets
     (parallel tempering); only samples of β = 1 are kept. The time grows with the number of betas.
@@ -250,70 +225,91 @@ def sample_subsets(
         betas: inverse temperatures of each ladder, from 1 downwards.
     """
     _check(chains=chains, sweeps=sweeps, betas=betas, reference=reference)
-    target = TemperedPosterior.of(statistics, prior, reference=reference)
+    B = len(betas)
+    target = TemperedPosterior.of(
+        statistics, prior, chains=chains * B, reference=reference if B > 1 else None
+    )
     if start is None:
         start = _dispersed_starts(target, chains=chains, generator=generator)
     _check_starts(target, start, chains=chains)
-    seeds = torch.randint(2**62, (chains,), generator=generator, device=generator.device).tolist()
     burn_in = sweeps // 4 if burn_in is None else burn_in
-
-    def run(chain: int) -> SubsetSamples:
-        return _run(
-            [target.at(beta) for beta in betas],
-            start[chain],
-            burn_in=burn_in,
-            sweeps=sweeps,
-            relocations=relocations,
-            generator=torch.Generator().manual_seed(seeds[chain]),
-        )
-
-    samples = SubsetSamples.concatenate(parallel_map(run, range(chains)))
+    states = Chains.at(statistics, start.repeat_interleave(B, dim=0))
+    ladder = Ladder.of(betas, chains=chains, like=statistics.empty)
+    masks: list[Masks] = []
+    inclusion = statistics.empty.new_zeros(chains, statistics.K)
+    for sweep in range(burn_in + sweeps):
+        target = target.at(ladder.beta)
+        logits = move(target, states, relocations=relocations, generator=generator)
+        if sweep >= burn_in:
+            cold = ladder.coldest
+            masks.append(states.included[cold])
+            inclusion += logits[cold].sigmoid() / sweeps
+        if B > 1:
+            ladder = ladder.exchanged(
+                target.log_ratio(states), first=sweep % 2, generator=generator
+            )
+    drawn = torch.stack(masks, dim=1)
+    # The bounds of chains have rounding errors of many moves, up to 1e-4 nats.
+    bounds = statistics.value(drawn.flatten(0, 1)).reshape(drawn.shape[:2])
+    samples = SubsetSamples(
+        masks=drawn.cpu(),
+        bounds=bounds.cpu(),
+        conditional_inclusion=inclusion.cpu(),
+        log_weights=target.log_weights.cpu(),
+    )
     warn_if_poor(samples)
     return samples
 
 
-def _run(
-    ladder: list[TemperedPosterior],
-    start: Mask,
-    *,
-    burn_in: int,
-    sweeps: int,
-    relocations: int | None,
-    generator: torch.Generator,
-) -> SubsetSamples:
-    """Run one chain, or one ladder of tempered chains."""
-    chains = [Chain.at(target.objective, start) for target in ladder]
-    masks: list[Bool[Tensor, " K"]] = []
-    bounds: list[Tensor] = []
-    inclusion = torch.zeros(len(start), dtype=torch.float64)
-    for sweep in range(burn_in + sweeps):
-        logits = inclusion
-        for index in reversed(range(len(ladder))):
-            chains[index], logits = move(
-                ladder[index], chains[index], relocations=relocations, generator=generator
+@final
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Inverse temperatures of G ladders of B chains each, which exchange them.
+
+    Chains keep their subsets and exchange temperatures, which is the same and moves no matrices.
+
+    Attributes:
+        betas: inverse temperatures, from 1 downwards.
+        chain: chain that has each inverse temperature of each ladder.
+    """
+
+    betas: Float[Tensor, " B"]
+    chain: Int[Tensor, "G B"]
+
+    @classmethod
+    def of(cls, betas: Sequence[float], *, chains: int, like: Tensor) -> "Ladder":
+        """Return ladders whose chains follow one another, in the order of `betas`."""
+        chain = torch.arange(chains * len(betas), device=like.device)
+        return cls(like.new_tensor(list(betas)), chain.reshape(chains, -1))
+
+    @property
+    def beta(self) -> Float[Tensor, " C"]:
+        """Inverse temperature of each chain."""
+        result = self.betas.new_empty(self.chain.numel())
+        result[self.chain] = self.betas.expand(self.chain.shape)
+        return result
+
+    @property
+    def coldest(self) -> Int[Tensor, " G"]:
+        """The chain with β = 1 of each ladder."""
+        return self.chain[:, 0]
+
+    def exchanged(self, log_ratio: Nats, *, first: int, generator: torch.Generator) -> "Ladder":
+        """Propose to exchange neighbouring temperatures, every second pair from the `first`.
+
+        Args:
+            log_ratio: log p(Z) + L(Z) − log r(Z) of each chain.
+        """
+        chain = self.chain.clone()
+        for i in range(first, len(self.betas) - 1, 2):
+            a, b = chain[:, i].clone(), chain[:, i + 1].clone()
+            log_accept = (self.betas[i] - self.betas[i + 1]) * (log_ratio[b] - log_ratio[a])
+            u = torch.rand(
+                len(a), generator=generator, dtype=torch.float64, device=generator.device
             )
-        if sweep >= burn_in:
-            masks.append(chains[0].state.mask.cpu())
-            bounds.append(chains[0].state.bound.cpu())
-            inclusion = inclusion + logits.sigmoid() / sweeps
-        _exchange(ladder, chains, first=sweep % 2, generator=generator)
-    return SubsetSamples(
-        masks=torch.stack(masks)[None],
-        bounds=torch.stack(bounds)[None],
-        conditional_inclusion=inclusion[None],
-        log_weights=ladder[0].log_weights,
-    )
-
-
-def _exchange(
-    ladder: list[TemperedPosterior], chains: list[Chain], *, first: int, generator: torch.Generator
-) -> None:
-    """Propose to exchange the subsets of neighbouring temperatures, every second pair, in place."""
-    for i in range(first, len(ladder) - 1, 2):
-        ratios = [target.log_ratio(chain) for target, chain in zip(ladder, chains, strict=True)]
-        log_accept = (ladder[i].beta - ladder[i + 1].beta) * (ratios[i + 1] - ratios[i])
-        if torch.rand((), generator=generator, dtype=torch.float64).log().item() < log_accept:
-            chains[i], chains[i + 1] = chains[i + 1], chains[i]
+            accepted = u.log().to(log_accept) < log_accept
+            chain[:, i], chain[:, i + 1] = torch.where(accepted, b, a), torch.where(accepted, a, b)
+        return replace(self, chain=chain)
 
 
 def _dispersed_starts(
@@ -323,10 +319,9 @@ def _dispersed_starts(
 
     Chains that start too close to each other would agree before they have explored q*.
     """
-    objective, log_weights = target.objective, target.log_weights
-    w = log_weights.to(objective.empty)
+    objective, w = target.objective, target.log_weights
     best = int(forward_selection(objective, log_weights=w).best(w).sum())
-    allowed = torch.isfinite(log_weights).nonzero()[:, 0]
+    allowed = torch.isfinite(w).nonzero()[:, 0].cpu()
     keys = torch.rand((chains, objective.K), generator=generator, device=generator.device).cpu()
     ranks = keys.argsort(1).argsort(1)
     sizes = best * 2 ** torch.linspace(-1, 1, chains) if chains > 1 else torch.tensor([float(best)])
@@ -334,11 +329,18 @@ def _dispersed_starts(
     return (ranks < nearest[:, None]).to(objective.empty.device)
 
 
-def _on_cpu(q: PointProcess) -> PointProcess:
-    """Return a process without gradients on the CPU, where chains are decided."""
-    logits = q.logits.detach().cpu()
+def _uniform(chains: Chains, generator: torch.Generator) -> Float[Tensor, "C K"]:
+    """Return uniform numbers, drawn on the generator's device, on that of the chains."""
+    shape = chains.included.shape
+    u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    return u.to(chains.included.device)
+
+
+def _constant(q: PointProcess, *, like: Tensor) -> PointProcess:
+    """Return a process without gradients, on the device of the chains."""
+    logits = q.logits.detach().to(like)
     if isinstance(q, Determinantal):
-        return Determinantal(logits, q.features.detach().cpu())
+        return Determinantal(logits, q.features.detach().to(like))
     return Bernoulli(logits)
 
 
@@ -370,7 +372,7 @@ def _check_starts(target: TemperedPosterior, start: Masks, *, chains: int) -> No
             f"`start` must have one subset of {K} candidates for each of {chains} chains; got "
             f"shape {list(start.shape)}."
         )
-    if not torch.isfinite(target.log_weights[start.sum(1).cpu()]).all():
+    if not torch.isfinite(target.log_weights[start.sum(1).to(target.log_weights.device)]).all():
         raise InputError(
             "`start` must have sizes that `prior` allows; got "
             f"{start.sum(1).tolist()} inducing points. Start from other subsets."

@@ -92,6 +92,14 @@ class SubsetSamples:
         return int(low), int(high)
 
     @property
+    def mixed(self) -> bool:
+        """Whether the chains agree, and hold enough independent samples."""
+        return (
+            max(self.r_hat.values()) <= _LARGEST_R_HAT
+            and min(self.effective_samples.values()) >= _SMALLEST_SAMPLE
+        )
+
+    @property
     def monitored(self) -> dict[str, Float[Tensor, "C T"]]:
         """Quantities by which chains are compared.
 
@@ -160,9 +168,9 @@ def effective_samples(draws: Float[Tensor, "C T"]) -> float:
 
 def warn_if_poor(samples: SubsetSamples) -> None:
     """Warn if the chains disagree, or if there are few independent samples."""
-    worst, fewest = max(samples.r_hat.values()), min(samples.effective_samples.values())
-    if worst <= _LARGEST_R_HAT and fewest >= _SMALLEST_SAMPLE:
+    if samples.mixed:
         return
+    worst, fewest = max(samples.r_hat.values()), min(samples.effective_samples.values())
     warnings.warn(
         f"the chains have not mixed: R-hat is {worst:.2f} (at most {_LARGEST_R_HAT} is good) and "
         f"{fewest:.0f} samples are independent (at least {_SMALLEST_SAMPLE:.0f} are needed). "

@@ -25,7 +25,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.selection import Selection, SizeFrontier
+from winnowgp.selection import Selection, SizeFrontier, SubsetPosterior
 from winnowgp.training.callbacks import (
     AnyModel,
     Callback,
@@ -203,6 +203,8 @@ class FitResult(Generic[Trained]):
     """Models with fewer inducing points, refitted at their size, smallest first."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
+    subset_posterior: SubsetPosterior | None = None
+    """The posterior over subsets, if it is not that of independent inclusion."""
     noise_gain: float | None = None
     """Nats by which noise that depends on the inputs raised the ELBO; None for other models."""
 

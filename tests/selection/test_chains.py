@@ -1,0 +1,72 @@
+"""Chains of subsets that move in place, against bounds and gains of the same subsets."""
+
+from itertools import cycle, islice
+
+import pytest
+import torch
+
+from helpers.selection_problems import problem
+from winnowgp.errors import InputError
+from winnowgp.selection import SubsetStatistics, chains
+from winnowgp.selection.chains import Chains
+from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.statistics import SummedStatistics
+
+K = 7
+
+
+def one_kernel() -> SubsetStatistics:
+    return problem(5, K=K, noise=0.3).statistics
+
+
+def two_kernels() -> SummedStatistics:
+    return SummedStatistics((one_kernel(), problem(6, K=K, noise=0.1).statistics))
+
+
+def check(moved: Chains) -> None:
+    """Compare with search states of the same subsets, computed one by one."""
+    objective = moved.objective
+    torch.testing.assert_close(moved.bounds, objective.value(moved.included), atol=1e-6, rtol=1e-9)
+    for mask, gains in zip(moved.included, moved.gains, strict=True):
+        torch.testing.assert_close(gains, objective.marginal_gains(mask), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("objective", [one_kernel(), two_kernels()], ids=["one", "two"])
+def test_toggle_equals_fresh_states(objective: SearchObjective) -> None:
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(5, K, generator=generator) < 0.5
+    masks[3], masks[4] = False, True  # none and all
+    moved = Chains.at(objective, masks)
+    check(moved)
+    for _ in range(12):
+        index = torch.randint(K, (5,), generator=generator)
+        active = torch.rand(5, generator=generator) < 0.7
+        before = moved.included.clone()
+        moved.toggle(index, active=active)
+        changed = moved.included != before
+        assert torch.equal(changed.sum(1), active.long())
+        assert changed[active, index[active]].all()
+        check(moved)
+
+
+def test_refresh_after_many_moves_computes_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "_REFRESH", 4)
+    moved = Chains.at(one_kernel(), torch.zeros(2, K, dtype=torch.bool))
+    on = torch.ones(2, dtype=torch.bool)
+    for index in islice(cycle([1, 4, 2]), 4):
+        moved.toggle(torch.tensor([index, index]), active=on)
+    moved.gains, moved.bounds = moved.gains + 1, moved.bounds + 1  # errors that a refresh removes
+    moved.refresh()
+    check(moved)
+    moved.gains = moved.gains + 1
+    moved.refresh()  # too early
+    assert not torch.allclose(moved.gains[0], one_kernel().marginal_gains(moved.included[0]))
+
+
+@pytest.mark.unchecked
+def test_other_objective_raises() -> None:
+    class Other:
+        K, empty = 3, torch.zeros(())
+
+    with pytest.raises(InputError, match="Other"):
+        Chains.at(Other(), torch.zeros(1, 3, dtype=torch.bool))  # pyright: ignore[reportArgumentType]
