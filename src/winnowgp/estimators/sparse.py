@@ -222,7 +222,7 @@ class SparseEstimator(BaseGP, ABC):
         check_is_fitted(self)
         if self._subset_posterior is not None:
             return self._subset_posterior
-        return SubsetPosterior(Bernoulli.from_inclusion(validation.tensor(self.inclusion_)))
+        return SubsetPosterior(Bernoulli.from_inclusion(tensor(self.inclusion_)))
 
     @property
     def available_sizes_(self) -> tuple[int, ...]:
