@@ -141,7 +141,7 @@ def test_update_with_a_window_is_remembered_by_the_file(
     assert re.search(r"[1-9]\d* moved", " ".join(capsys.readouterr().out.split()))
     estimator = winnowgp.load(output).estimator
     assert (estimator.window, estimator.move_points) == (2, False)
-    assert [memory.N for memory in estimator._record().window] == [48, 59]
+    assert [memory.N for memory in estimator._record().memories] == [48, 59]
     assert run(["info", str(output)]) == 0
     assert "in 2 batches" in " ".join(capsys.readouterr().out.split())
     assert run(["update", str(models["y"]), *words, "--window", "1"]) == 2

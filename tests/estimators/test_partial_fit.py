@@ -248,7 +248,7 @@ def windowed(first: SparseGPRegressor) -> list[SparseGPRegressor]:
 def test_window_forgets_the_rows_of_older_batches(windowed: list[SparseGPRegressor]) -> None:
     model, (X, y) = windowed[-1], batch(50, 100)
     assert model.n_rows_seen_ == 60
-    assert [memory.N for memory in model._record().window] == [20, 20]
+    assert [memory.N for memory in model._record().memories] == [20, 20]
     # The same model without the first batch: the latest rows alone, at its hyper-parameters.
     posterior, rows = model.posterior_, [batch(seed) for seed in (1, 2)]
     recent = model._standardised(
@@ -271,13 +271,13 @@ def test_window_is_saved_and_goes_on(windowed: list[SparseGPRegressor], tmp_path
     X, _ = batch(50)
     after = loaded.partial_fit(*batch(3)).predict(X)
     np.testing.assert_allclose(after, model.partial_fit(*batch(3)).predict(X), rtol=1e-9)
-    assert len(loaded._record().window) == 2
+    assert len(loaded._record().memories) == 2
 
 
 def test_file_of_version_6_goes_on(model: SparseGPRegressor, tmp_path: Path) -> None:
     outline, tensors = contents(model.save(tmp_path / "model.winnow"))
     record = outline["value"]["state"]["_stream"]["state"]
-    for name in ("points", "arrived", "window"):
+    for name in ("points", "memory_points", "arrived", "memories"):
         del record[name]
     path = tmp_path / "earlier.winnow"
     path.write_bytes(file_content(outline, tensors, version="6"))
@@ -298,7 +298,7 @@ def test_window_longer_than_the_stream_forgets_nothing(
     np.testing.assert_allclose(other.predict(X), model.partial_fit(*batch(2)).predict(X), atol=1e-4)
     assert other.elbo_ == pytest.approx(model.elbo_, abs=1e-3)
     # Without the window the model goes on with all that it remembers.
-    assert not other.set_params(window=None).partial_fit(*batch(3))._record().window
+    assert len(other.set_params(window=None).partial_fit(*batch(3))._record().memories) == 1
 
 
 def test_window_of_classes_follows_labels_that_change(classifier: SparseGPClassifier) -> None:

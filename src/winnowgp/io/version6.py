@@ -1,7 +1,7 @@
 """Upgrade of files of format version 6, whose streams did not number their inducing points.
 
-Estimators number them when they are loaded. There was no window of batches, and no rows were
-kept. Names of tensors stay.
+Estimators number them when they are loaded. The posterior was all that they remembered. Names of
+tensors stay.
 """
 
 from winnowgp.io.upgrades import Json, with_states
@@ -15,7 +15,7 @@ def upgraded(outline: Json) -> Json:
     """
 
     def unnumbered(state: dict[str, Json]) -> dict[str, Json]:
-        new = {"points": {"$tuple": []}, "arrived": 0, "window": {"$tuple": []}, "first": None}
-        return {**state, **new}
+        names = ("points", "memory_points", "memories")
+        return {**state, **{key: {"$tuple": []} for key in names}, "arrived": 0, "first": None}
 
     return with_states(outline, {"StreamRecord": unnumbered})
