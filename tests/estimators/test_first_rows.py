@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from winnowgp.estimators.stream_records import FirstRows
 
 from helpers.short_fits import shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.estimators import stream_records
+from winnowgp.estimators.stream_records import FirstRows
 from winnowgp.models import SparseGP, VariationalGP
 
 # Shapes are checked by the tests of `models.online` and of fits.

@@ -39,7 +39,7 @@ def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
     before = online.model.candidates.detach().clone()
     result = update(online, batch(1), goal=goal, learn=False)
     M, memory = result.posterior.M, result.online.memory
-    assert M == int(result.selected.sum())
+    assert int(result.selected.sum()) == M
     assert result.online.model.K == memory.M == len(result.selected)
     assert M <= memory.M <= 2 * M
     torch.testing.assert_close(memory.Z[result.selected], result.posterior.Z, rtol=0, atol=0)
