@@ -188,6 +188,7 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
             vars(self).update(fitted_attributes(first))
             return self
         self._check_columns(params, self.n_features_in_)
+        self._check_same_noise()
         rows, source = self._stream_rows(X, y, sample_weight, noise_variance)
         self._check_noise(params, source, missing=False)
         return self._update(rows, params, source=source)
@@ -249,6 +250,18 @@ class SparseGPRegressor(StreamingEstimator, NumericTargets):
                 "`partial_fit` needs one learnt noise variance for all targets; got "
                 f"likelihood={self.likelihood!r} and noise={self.noise!r} for {targets} targets. "
                 "Pass noise='shared', or fit one model per target."
+            )
+
+    def _check_same_noise(self) -> None:
+        """Raise an error if noise was learnt from earlier rows and is known now, or vice versa."""
+        if not is_plain(self.likelihood_, GaussianLikelihood):
+            return
+        known = abs(self.likelihood_.noise.max().item() / _NEGLIGIBLE - 1) < 1e-3
+        if known != (self.noise == "known"):
+            raise InputError(
+                "`partial_fit` needs the `noise` of the earlier batches, "
+                f"{'known' if known else 'learnt'}; got noise={self.noise!r}. Set it back, or fit "
+                "all rows together."
             )
 
     def _standardised(self, rows: Dataset) -> Dataset:

@@ -43,7 +43,7 @@ from winnowgp.estimators.validation import (
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models import MixturePosterior, SparseGP, VariationalGP
 from winnowgp.models.online import OnlineGP
-from winnowgp.models.priors import add_weak_priors
+from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import (
     NO_CHECKPOINT_LOG,
@@ -361,6 +361,8 @@ class StreamingEstimator(SparseEstimator, ABC):
             frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
             for name, parameter in kernel.named_parameters():
                 parameter.requires_grad_(name not in frozen)
+        elif not params.weak_priors:
+            remove_priors(kernel)
         if params.weak_priors:
             add_weak_priors(kernel)
         params.prior_mean = mean_from(params.mean, data.D)
