@@ -363,9 +363,10 @@ def _stream_record(
     arrived: int,
     memories: tuple[Memory, ...],
     first: FirstRows | None,
+    waiting: float,
 ) -> StreamRecord:
     known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
-    if not (known and seen > 0 and count >= 1 and given_up >= 0):
+    if not (known and seen > 0 and count >= 1 and given_up >= 0 and waiting >= 0):
         raise ModelFileError("a StreamRecord must have batches with rows")
     for numbers in (points, memory_points):
         if len(set(numbers)) < len(numbers) or not all(0 <= n < arrived for n in numbers):
@@ -385,6 +386,7 @@ def _stream_record(
         arrived,
         memories,
         first,
+        waiting,
     )
 
 

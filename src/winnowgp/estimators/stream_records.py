@@ -135,6 +135,8 @@ class StreamRecord:
     is all that is remembered."""
     first: FirstRows | None = None
     """The first rows, as long as they are kept."""
+    waiting: float = 0.0
+    """Number of observations since the hyper-parameters were last optimised."""
 
     @classmethod
     def of_fit(
@@ -154,6 +156,7 @@ class StreamRecord:
         selected: Sequence[bool],
         memories: tuple[Memory, ...],
         first: FirstRows | None,
+        waiting: float,
     ) -> "StreamRecord":
         """Return the record after another batch, whose added and dropped points are counted.
 
@@ -179,6 +182,7 @@ class StreamRecord:
             arrived=arrived,
             memories=memories,
             first=first,
+            waiting=waiting,
         )
 
     def renumbered(self, M: int, *, given_up: float) -> "StreamRecord":

@@ -61,6 +61,9 @@ BATCH_ROWS = 4096
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
 
+# Share of the observations that must be new to optimise the hyper-parameters again.
+_NEW = 0.1
+
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
 
@@ -250,6 +253,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         N = online.memory.observations + data.observations
         data = data.to(params.device)
         first = self._first_rows(data, params, record)
+        waiting = share * record.waiting
+        learn = first is not None or waiting + data.observations >= _NEW * N
         if online.memory.M == 0:
             if first is None and params.window is None:
                 first = FirstRows(data, float(data.observations))
@@ -267,6 +272,8 @@ class StreamingEstimator(SparseEstimator, ABC):
                 goal=selection_goal(online.model, data, params, NO_CHECKPOINT_LOG),
                 given_up=given_up,
                 fresh=params.n_candidates or FRESH,
+                learn=learn,
+                waiting=waiting,
                 move=params.move_points and params.inducing_points is None,
             )
             self._set_updated(result, params, N=N)
@@ -299,6 +306,7 @@ class StreamingEstimator(SparseEstimator, ABC):
             selected=selected,
             memories=memories,
             first=first,
+            waiting=0.0 if learn else waiting + data.observations,
         )
 
     def _keep_first(self, batches: Iterable[Dataset]) -> Self:

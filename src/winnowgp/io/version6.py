@@ -16,6 +16,12 @@ def upgraded(outline: Json) -> Json:
 
     def unnumbered(state: dict[str, Json]) -> dict[str, Json]:
         names = ("points", "memory_points", "memories")
-        return {**state, **{key: {"$tuple": []} for key in names}, "arrived": 0, "first": None}
+        return {
+            **state,
+            **{key: {"$tuple": []} for key in names},
+            "arrived": 0,
+            "first": None,
+            "waiting": 0.0,
+        }
 
     return with_states(outline, {"StreamRecord": unnumbered})

@@ -84,6 +84,7 @@ def update(
     earlier: float = 0.0,
     fresh: int = FRESH,
     learn: bool = True,
+    waiting: float = 0.0,
     move: bool = False,
 ) -> StreamUpdate:
     """Return a model that has seen one more batch; `online` stays as it is.
@@ -100,6 +101,7 @@ def update(
         earlier: number of observations of `data` that are of earlier batches.
         fresh: largest number of rows of the batch that become candidates.
         learn: whether to optimise hyper-parameters.
+        waiting: number of earlier observations since they were last optimised.
         move: whether to optimise the locations of the selected points as well.
 
     Raises:
@@ -116,7 +118,8 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        pool = pool_of(_learnt(pool, data, pool_of, earlier=earlier))
+        before = online.memory.observations + earlier - waiting
+        pool = pool_of(_learnt(pool, data, pool_of, before=before))
     L, moments, frontier = _frontier(pool, data)
     reference = frontier.bounds.max().item()
     if isinstance(goal, Tolerance):
@@ -224,17 +227,18 @@ def _learnt(
     data: Dataset,
     pool_of: Callable[[OnlineGP], OnlineGP],
     *,
-    earlier: float,
+    before: float,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
     A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
     Whenever the number of observations has grown by half, a start with shorter ones is tried too,
     with the rows as candidates that these need.
+
+    Args:
+        before: number of observations when hyper-parameters were last optimised.
     """
-    starts = [pool]
-    seen = pool.memory.observations
-    before, after = seen + earlier, seen + data.observations
+    starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
         shorter = pool.with_candidates(pool.model.candidates)
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
