@@ -47,7 +47,6 @@ FRESH = 512
 _UNSEEN = 0.1
 # Share of the tolerance that the memory may give up, and points of it per point of the model.
 _MEMORY, _MOST_MEMORY = 0.1, 2
-_SIMPLER, _FEWEST, _SETTLED = False, 8, 0.9
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -120,22 +119,19 @@ def update(
     if learn:
         before = online.memory.observations + earlier - waiting
         pool = pool_of(_learnt(pool, data, pool_of, before=before))
-    L, moments, frontier = _frontier(pool, data)
+    L, moments = pool.moments(data)
+    statistics = subset_statistics(L, *moments)
+    with threads_for(12.0 * statistics.K**3):
+        frontier = elimination_frontier(statistics)
     reference = frontier.bounds.max().item()
     if isinstance(goal, Tolerance):
         goal = _within(goal, online, data, reference)
         tolerance = goal.nats
         goal = _remaining(goal, given_up, frontier.N)
-        if learn and _SIMPLER:
-            M = goal.size(frontier, reference=reference)
-            simpler = _simpler(pool, data, pool_of, frontier, goal, M)
-            if simpler is not None:
-                pool, L, moments, frontier = simpler
     M = goal.size(frontier, reference=reference)
     # A fit may have given up all of its tolerance; the memory then has that of the batch.
     share = max(frontier.N - given_up / (_MEMORY * tolerance), data.observations - earlier)
-    best = frontier.bounds.max().item()
-    K = frontier.smallest(_MEMORY * tolerance * share / frontier.N, reference=best)
+    K = frontier.smallest(_MEMORY * tolerance * share / frontier.N, reference=reference)
     K = pool.model.K if fixed else max(M, min(K, _MOST_MEMORY * M))
     mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask])
@@ -143,7 +139,7 @@ def update(
     L_own, own_moments = restrict_moments(L, moments, own)
     L, moments = restrict_moments(L, moments, mask)
     elbo, moved = _total(moments), 0
-    lost = max(best - frontier.bounds[K].item(), 0.0)
+    lost = max(reference - frontier.bounds[K].item(), 0.0)
     gap = given_up + max(reference - elbo, 0.0)
     if move and M:
         shifted = selected.with_candidates(selected.model.candidates)
@@ -172,42 +168,6 @@ def update(
     )
 
 
-def _frontier(pool: OnlineGP, data: Dataset) -> tuple[Tensor, list[Moments], Frontier]:
-    """Return the factor and the moments of a pool, and the frontier of backward elimination."""
-    L, moments = pool.moments(data)
-    statistics = subset_statistics(L, *moments)
-    with threads_for(12.0 * statistics.K**3):
-        return L, moments, elimination_frontier(statistics)
-
-
-def _simpler(
-    pool: OnlineGP,
-    data: Dataset,
-    pool_of: Callable[[OnlineGP], OnlineGP],
-    frontier: Frontier,
-    goal: Tolerance,
-    M: int,
-) -> tuple[OnlineGP, Tensor, list[Moments], Frontier] | None:
-    """Return a pool at other hyper-parameters, if fewer points keep the tolerance there.
-
-    The evidence may be highest for a function that varies rapidly and needs many points, and hardly
-    lower for a smooth one that needs few: that of half of the points, as in batch fits.
-    """
-    if M < _FEWEST:
-        return None
-    half = pool.with_candidates(pool.model.candidates[frontier.masks[M // 2]])
-    _optimise(half, data, move=False)
-    other = pool_of(half)
-    L, moments, own = _frontier(other, data)
-    prior = log_prior(pool.model).item() - log_prior(other.model).item()
-    reference = frontier.bounds.max().item() + max(prior, 0.0)
-    if own.bounds.max().item() < reference - goal.nats * own.N:
-        return None
-    if goal.size(own, reference=reference) >= _SETTLED * M:
-        return None
-    return other, L, moments, own
-
-
 def _with_fresh(
     online: OnlineGP, data: Dataset, old: Float[Tensor, "M D"], count: int, tolerance: float
 ) -> Float[Tensor, "K D"]:
@@ -217,6 +177,8 @@ def _with_fresh(
     """
     kernel, X = online.model.kernel, data.X
     noise = online.model.noise.item() if isinstance(online.model, SparseGP) else 1.0
+    if data.noise is not None:
+        noise = 1 / (1 / (noise + data.noise)).mean().item()
     stop = 2 * noise * _UNSEEN * tolerance * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
