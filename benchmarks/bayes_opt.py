@@ -14,7 +14,8 @@ default) or at most `--most` of them, at fixed locations. Methods differ in the 
 - `prior`: WinnowingAllocator without targets;
 - `winnowing`: WinnowingAllocator with the targets, and the noise of the step before;
 - `regressor`: SparseGPRegressor with its defaults in place of the model;
-- `capped`: SparseGPRegressor with at most a quarter of the rows.
+- `capped`: SparseGPRegressor with at most a quarter of the rows;
+- `updated`: SparseGPRegressor that learns the new rows of each step with `partial_fit`.
 
 All methods have the same start and draws for the same seed. Each run has a file in benchmarks/
 results/bayes_opt and is skipped if the file exists. One thread per run; times are CPU seconds.
@@ -51,7 +52,7 @@ from measure import RESULTS, mean, new_results, read_results, table
 from winnowgp import SparseGPRegressor
 from winnowgp.integrations.botorch import SparseGPModel, WinnowingAllocator
 
-METHODS = ("greedy", "prior", "winnowing", "capped", "regressor")
+METHODS = ("greedy", "prior", "winnowing", "capped", "regressor", "updated")
 D, START, BATCH, TOTAL = 6, 20, 4, 100
 SHARE = 4
 
@@ -67,6 +68,17 @@ class Surrogate:
     kernel: Kernel | None = None
     noise: float | None = None
     points: list[int] = field(default_factory=list)
+    stream: SparseGPRegressor | None = None
+    """The regressor that is updated."""
+
+    def updated(self, X: Tensor, Y: Tensor) -> Model:
+        """Return a model that has learnt the latest outcomes, in their own units, as well."""
+        new = slice(-BATCH, None)
+        if self.stream is None:
+            self.stream, new = SparseGPRegressor(random_state=self.seed), slice(None)
+        self.stream.partial_fit(X[new].numpy(), Y[new].numpy())
+        self.points.append(self.stream.n_inducing_)
+        return SparseGPModel.of(self.stream)
 
     def fitted(self, X: Tensor, y: Tensor) -> Model:
         """Return a model of standardised outcomes."""
@@ -113,7 +125,10 @@ def run(method: str, seed: int, most: int | None) -> None:
     best, seconds = [Y.max().item()], {"fit": 0.0, "acquisition": 0.0}
     while len(X) < TOTAL:
         started = time.process_time()
-        model = surrogate.fitted(X, (Y - Y.mean()) / Y.std())
+        if method == "updated":
+            model = surrogate.updated(X, Y)
+        else:
+            model = surrogate.fitted(X, (Y - Y.mean()) / Y.std())
         fitted = time.process_time()
         new = proposed(model, X, seed=seed)
         seconds["fit"] += fitted - started

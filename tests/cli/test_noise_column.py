@@ -11,6 +11,7 @@ from helpers.short_fits import shortest_fits
 from winnowgp import fit_table
 from winnowgp.cli.app import run
 from winnowgp.estimators import evaluate_model, tabular_model
+from winnowgp.estimators.splits import held_out_split
 
 N = 90
 HEADER = ["x", "s2", "y"]
@@ -57,6 +58,26 @@ def test_noise_column_is_no_input_and_is_used_for_held_out_rows(table: Path, mod
     x, y = data["x"][:, None], data["y"]
     nats = fitted.estimator.log_density(x, y, noise_variance=data["s2"])
     assert again == pytest.approx(nats.mean(), rel=1e-9)
+
+
+def test_update_uses_the_noise_column_and_needs_it(
+    table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, fitted = winnowgp.read_table(table), winnowgp.load(model)
+    result = winnowgp.estimators.update_table(fitted, rows, test_size=0.25)
+    _, test = held_out_split(rows, 0.25)
+    x, y, s2 = (np.array([float(v) for v in rows.values[name]])[test] for name in ("x", "y", "s2"))
+    before = fitted.estimator.log_density(x[:, None], y, noise_variance=s2).mean()
+    assert result.density_before == pytest.approx(before)
+    assert result.density is not None
+    # Without the known noise of the new rows it is far lower.
+    assert result.density > before - 0.1
+    assert result.model.estimator._record().memories[0].fixed is not None
+    without = tmp_path / "without.csv"
+    text = table.read_text(encoding="utf-8").replace("s2", "other", 1)
+    without.write_text(text, encoding="utf-8")
+    assert run(["update", str(model), str(without), "-o", str(tmp_path / "new.winnow")]) == 2
+    assert "the noise column of the fit" in " ".join(capsys.readouterr().err.split())
 
 
 def test_predict_uses_the_noise_column_if_the_table_has_it(

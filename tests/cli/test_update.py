@@ -5,6 +5,7 @@ import json
 import os
 import re
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.app import run
+from winnowgp.data import DataTable
+from winnowgp.errors import InputError
+from winnowgp.estimators.splits import held_out_split
 
 
 def more(shop: Path, path: Path, **changes: Any) -> Path:
@@ -40,25 +44,26 @@ def test_update_learns_new_rows_and_says_what_changed(
     assert run([*words, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     before, after = winnowgp.load(models[target]), winnowgp.load(output)
-    assert (printed["rows"], printed["held_out"]) == (47, 12)
-    assert printed["rows_seen"] == after.estimator.n_rows_seen_ == 95
+    assert (printed["rows"], printed["held_out"]) == (59, 12)
+    # Those that were held out for the comparison are learnt as well.
+    assert printed["rows_seen"] == after.estimator.n_rows_seen_ == 107
     assert printed["batches"] == after.estimator.n_batches_ == 2
     points = before.estimator.n_inducing_ + printed["added"] - printed["dropped"]
     assert points == printed["inducing_points"] == after.estimator.n_inducing_
     assert np.isfinite([printed["log_density"], printed["log_density_before"]]).all()
-    assert after.summary["train_rows"] == 95
+    assert after.summary["train_rows"] == 107
     assert after.summary["quality"]["rows"] == 12
-    assert after.summary["settings"]["rows_seen"] == "95"
+    assert after.summary["settings"]["rows_seen"] == "107"
     assert " && winnow" in after.summary["settings"]["command"]
     # The updated model is a model like any other.
     assert run(["info", str(output)]) == 0
-    assert "95 for training" in " ".join(capsys.readouterr().out.split())
+    assert "107 for training" in " ".join(capsys.readouterr().out.split())
     assert run(["predict", str(output), str(new), "--quiet"]) == 0
     other = more(shop, tmp_path / "other.csv", x=lambda cell: cell)
     other.write_text("".join(other.read_text().splitlines(keepends=True)[:-1]))
     assert run(["update", str(output), str(other), "-o", str(output), "--test-size", "0"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "153 rows, 3 batches" in text
+    assert "165 rows, 3 batches" in text
     assert "held out (nats" not in text
 
 
@@ -141,7 +146,7 @@ def test_update_with_a_window_is_remembered_by_the_file(
     assert re.search(r"[1-9]\d* moved", " ".join(capsys.readouterr().out.split()))
     estimator = winnowgp.load(output).estimator
     assert (estimator.window, estimator.move_points) == (2, False)
-    assert [memory.N for memory in estimator._record().window] == [48, 59]
+    assert [memory.N for memory in estimator._record().memories] == [48, 59]
     assert run(["info", str(output)]) == 0
     assert "in 2 batches" in " ".join(capsys.readouterr().out.split())
     assert run(["update", str(models["y"]), *words, "--window", "1"]) == 2
@@ -155,7 +160,49 @@ def test_update_table_leaves_the_model_as_it_was(models: dict[str, Path], shop: 
     np.testing.assert_array_equal(model.predict(table)["mean"], before)
     assert not np.allclose(updated.predict(table)["mean"], before)
     assert updated.estimator.forgetting is None
-    assert updated.estimator._record().remembered == pytest.approx(24 + 48)
+    assert updated.estimator._record().remembered == pytest.approx(24 + 60)
+
+
+def test_update_table_compares_without_the_rows_that_it_holds_out(
+    models: dict[str, Path], shop: Path
+) -> None:
+    model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
+    result = winnowgp.estimators.update_table(model, table, seed=3)
+    train, test = held_out_split(table, 0.2, seed=3)
+    X, y = model.encoder.encode(table), table.numbers("y")
+    assert y is not None
+    without = deepcopy(model.estimator).partial_fit(X[train], y[train])
+    assert result.density == pytest.approx(without.log_density(X[test], y[test]).mean())
+    every = deepcopy(model.estimator).partial_fit(X, y)
+    np.testing.assert_allclose(result.model.estimator.predict(X), every.predict(X))
+
+
+def test_update_table_holds_out_by_the_column_of_the_fit(
+    models: dict[str, Path], shop: Path
+) -> None:
+    model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
+    model.summary["settings"]["split_by"] = "day"
+    X, y = model.encoder.encode(table), table.numbers("y")
+    assert y is not None
+    for given, column in ((None, "day"), ("town", "town")):
+        result = winnowgp.estimators.update_table(model, table, split_by=given)
+        _, test = held_out_split(table, 0.2, split_by=column)
+        expected = model.estimator.log_density(X[test], y[test]).mean()
+        assert result.density_before == pytest.approx(expected)
+    day = DataTable({**table.values, "day": np.repeat(table.values["day"][:1], table.N)})
+    with pytest.raises(InputError, match=r"fitted with split_by='day'.*test_size=0"):
+        winnowgp.estimators.update_table(model, day)
+    assert winnowgp.estimators.update_table(model, day, test_size=0).held_out == 0
+
+
+def test_update_table_widens_the_range_of_the_target(models: dict[str, Path], shop: Path) -> None:
+    model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
+    values = {**table.values, "y": np.array([*table.values["y"][:-1], "9.5"], dtype=object)}
+    after = winnowgp.estimators.update_table(model, DataTable(values), test_size=0).model.summary
+    spread = after["target_summary"]["spread"]
+    before = model.summary["target_summary"]["spread"]
+    assert spread == [*before[:-1], 9.5]
+    assert before[-1] < 9.5
 
 
 def test_update_twice_with_one_file_is_refused(

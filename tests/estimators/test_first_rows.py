@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from helpers.short_fits import shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
 from winnowgp.data import Dataset
-from winnowgp.estimators import first_rows
-from winnowgp.estimators.first_rows import FirstRows
+from winnowgp.estimators import stream_records
+from winnowgp.estimators.stream_records import FirstRows
 from winnowgp.models import SparseGP, VariationalGP
 
 # Shapes are checked by the tests of `models.online` and of fits.
@@ -62,7 +62,7 @@ def test_partial_fit_few_rows_has_the_bound_of_all_of_them(regressor: SparseGPRe
 def test_partial_fit_many_rows_keeps_none_of_them(
     regressor: SparseGPRegressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_rows, "FIRST_ROWS", 40)
+    monkeypatch.setattr(stream_records, "FIRST_ROWS", 40)
     model = deepcopy(regressor).partial_fit(*batch(1))
     assert kept(model) is not None
     assert kept(model.partial_fit(*batch(2))) is None
@@ -115,7 +115,7 @@ def test_classifier_sorted_stream_finds_the_function_of_all_rows() -> None:
 
 
 def test_first_rows_of_a_constant_are_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_rows, "CONSTANT_ROWS", 5)
+    monkeypatch.setattr(stream_records, "CONSTANT_ROWS", 5)
     X = torch.arange(8.0, dtype=torch.float64)[:, None]
     first = FirstRows(Dataset(X[:4], X[:4]), 0.0).forget(0.5).plus(Dataset(X[4:], X[4:]))
     assert first.waiting == 4

@@ -17,37 +17,20 @@ from helpers.forgery import contents, file_content
 from helpers.forks import Forks
 from helpers.shared_work import together
 from helpers.short_fits import short_fits, shortest_fits
+from helpers.stream_batches import batch, first_classifier, first_regressor, labelled
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
-from winnowgp.data import ArraySource, Dataset
+from winnowgp.data import ArraySource
 from winnowgp.errors import CheckpointError, InputError
 from winnowgp.estimators import streaming
-from winnowgp.models import SparseGP
-from winnowgp.models.online import OnlineGP
 from winnowgp.training import Checkpoint
 
 # Shapes are checked by the tests of `models.online` and of fits.
 pytestmark = pytest.mark.unchecked
 
-Batch = tuple[NDArray[Any], NDArray[Any]]
-
-
-def batch(seed: int, N: int = 20) -> Batch:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(0, 6, (N, 2))
-    return X, 4 + 3 * np.sin(X[:, 0]) + 0.3 * rng.standard_normal(N)
-
-
-def labelled(seed: int, N: int = 25) -> Batch:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(0, 6, (N, 2))
-    return X, np.where(np.sin(X[:, 0]) + 0.5 * rng.standard_normal(N) > 0, "high", "low")
-
 
 @pytest.fixture(scope="module")
 def first() -> SparseGPRegressor:
-    # `fit` keeps no rows: later batches have what the inducing points remember.
-    with shortest_fits():
-        return SparseGPRegressor("rbf", random_state=0).fit(*batch(0))
+    return first_regressor()
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +40,7 @@ def fitted(first: SparseGPRegressor) -> SparseGPRegressor:
 
 @pytest.fixture(scope="module")
 def classifier() -> SparseGPClassifier:
-    with shortest_fits():
-        return SparseGPClassifier("rbf", random_state=0).partial_fit(
-            *labelled(0), classes=["low", "high"]
-        )
+    return first_classifier()
 
 
 @pytest.fixture
@@ -85,6 +65,19 @@ def test_partial_fit_more_batches_learns_the_function(model: SparseGPRegressor) 
     assert 0 <= model.elbo_gap_ <= 0.01 + 1e-12
     assert model.frontier_ is not None
     assert model.frontier_.elbos[model.n_inducing_].item() == pytest.approx(model.elbo_)
+
+
+def test_partial_fit_learns_hyperparameters_from_a_tenth_of_new_rows(
+    first: SparseGPRegressor, tmp_path: Path
+) -> None:
+    model, noises, waiting = deepcopy(first), [first.noise_[0]], []
+    for seed in range(1, 4):
+        model = load(model.partial_fit(*batch(seed, 1)).save(tmp_path / "model.winnow"))
+        noises.append(model.noise_[0])
+        waiting.append(model._record().waiting)
+    # 1/21, 2/22 and 3/23 of the rows.
+    assert noises[0] == noises[1] == noises[2] != noises[3]
+    assert waiting == [1, 2, 0]
 
 
 def test_partial_fit_of_loaded_model_equals_that_in_memory(
@@ -224,60 +217,10 @@ def test_two_processes_update_as_one(forks: Forks) -> None:
         assert "X[40, 1]` is nan" in raised
 
 
-def test_forgetting_follows_a_function_that_changes(model: SparseGPRegressor) -> None:
-    forgetful = deepcopy(model).set_params(forgetting=0.5)
-    for seed in range(2, 5):
-        X, y = batch(seed)
-        for each in (model, forgetful):
-            each.partial_fit(X, y + 3)
-    X, y = batch(9)
-    error = [np.abs(each.predict(X) - y - 3).mean() for each in (model, forgetful)]
-    assert error[1] < 0.7 * error[0]
-    assert forgetful._record().remembered == pytest.approx(40 / 8 + 20 * (1 / 4 + 1 / 2 + 1))
-
-
-@pytest.fixture(scope="module")
-def windowed(first: SparseGPRegressor) -> list[SparseGPRegressor]:
-    """A model after each of three batches with a window of two."""
-    models = [deepcopy(first).set_params(window=2)]
-    for seed in (1, 2):
-        models.append(deepcopy(models[-1]).partial_fit(*batch(seed)))
-    return models
-
-
-def test_window_forgets_the_rows_of_older_batches(windowed: list[SparseGPRegressor]) -> None:
-    model, (X, y) = windowed[-1], batch(50, 100)
-    assert model.n_rows_seen_ == 60
-    assert [memory.N for memory in model._record().window] == [20, 20]
-    # The same model without the first batch: the latest rows alone, at its hyper-parameters.
-    posterior, rows = model.posterior_, [batch(seed) for seed in (1, 2)]
-    recent = model._standardised(
-        Dataset.of(*(torch.tensor(np.concatenate(part)) for part in zip(*rows, strict=True)))
-    )
-    noise = model.likelihood_.noise.item()
-    alone = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
-    optimal = OnlineGP.start(alone).after(recent).remembered_posterior()
-    expected = optimal.predict_mean(model._inputs(X))[:, 0]
-    found = posterior.predict_mean(model._inputs(X))[:, 0]
-    # Batches were seen at the points and hyper-parameters of their time.
-    assert (found - expected).abs().max() < 0.05
-    assert model.log_density(X, y).mean() > -0.5
-
-
-def test_window_is_saved_and_goes_on(windowed: list[SparseGPRegressor], tmp_path: Path) -> None:
-    model = deepcopy(windowed[-1])
-    loaded = load(model.save(tmp_path / "model.winnow"))
-    assert loaded.window == 2
-    X, _ = batch(50)
-    after = loaded.partial_fit(*batch(3)).predict(X)
-    np.testing.assert_allclose(after, model.partial_fit(*batch(3)).predict(X), rtol=1e-9)
-    assert len(loaded._record().window) == 2
-
-
 def test_file_of_version_6_goes_on(model: SparseGPRegressor, tmp_path: Path) -> None:
     outline, tensors = contents(model.save(tmp_path / "model.winnow"))
     record = outline["value"]["state"]["_stream"]["state"]
-    for name in ("points", "arrived", "window"):
+    for name in ("points", "memory_points", "arrived", "memories"):
         del record[name]
     path = tmp_path / "earlier.winnow"
     path.write_bytes(file_content(outline, tensors, version="6"))
@@ -286,29 +229,6 @@ def test_file_of_version_6_goes_on(model: SparseGPRegressor, tmp_path: Path) -> 
     X, _ = batch(50)
     after = loaded.partial_fit(*batch(2)).predict(X)
     np.testing.assert_allclose(after, model.partial_fit(*batch(2)).predict(X), rtol=1e-10)
-
-
-def test_window_longer_than_the_stream_forgets_nothing(
-    first: SparseGPRegressor, model: SparseGPRegressor
-) -> None:
-    other = deepcopy(first).set_params(window=5).partial_fit(*batch(1))
-    X, _ = batch(50)
-    np.testing.assert_allclose(other.predict(X), model.predict(X), atol=1e-6)
-    other.partial_fit(*batch(2))
-    np.testing.assert_allclose(other.predict(X), model.partial_fit(*batch(2)).predict(X), atol=1e-4)
-    assert other.elbo_ == pytest.approx(model.elbo_, abs=1e-3)
-    # Without the window the model goes on with all that it remembers.
-    assert not other.set_params(window=None).partial_fit(*batch(3))._record().window
-
-
-def test_window_of_classes_follows_labels_that_change(classifier: SparseGPClassifier) -> None:
-    model = deepcopy(classifier).set_params(window=2)
-    for seed in (1, 2):
-        X, y = labelled(seed)
-        model.partial_fit(X, np.where(y == "low", "high", "low"))
-    X, y = labelled(9, 100)
-    assert model.score(X, np.where(y == "low", "high", "low")) > 0.75
-    assert model._record().remembered == 50
 
 
 def test_point_ids_stay_when_points_move(model: SparseGPRegressor) -> None:
@@ -404,6 +324,10 @@ def test_partial_fit_unsupported_parameters_are_errors(
 ) -> None:
     with pytest.raises(InputError, match=message):
         model.set_params(**parameters).partial_fit(*batch(2))
+    first = SparseGPRegressor("rbf", **parameters)
+    with pytest.raises(InputError, match=message):
+        first.partial_fit(*batch(2))
+    assert not hasattr(first, "posterior_")
 
 
 def test_classifier_partial_fit_learns_and_is_saved(
@@ -445,35 +369,6 @@ def test_classifier_batches_of_one_class_are_used_but_not_first(
     first = SparseGPClassifier("rbf")
     with pytest.raises(InputError, match="first batch must have at least two classes"):
         first.partial_fit(X[y == "low"], y[y == "low"], classes=["low", "high"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "targets", "message"),
-    [
-        ({}, 2, r"needs one learnt noise variance.*noise='shared'"),
-        ({"noise": "known"}, 1, r"needs one learnt noise variance.*noise='shared'"),
-        ({"likelihood": "heteroscedastic"}, 1, "noise that does not depend on the inputs"),
-    ],
-)
-def test_partial_fit_needs_one_learnt_noise(
-    settings: dict[str, Any], targets: int, message: str
-) -> None:
-    X, y = batch(0)
-    y = np.stack([y, -y], 1) if targets == 2 else y
-    model = SparseGPRegressor("rbf", **settings)
-    with pytest.raises(InputError, match=message):
-        model.partial_fit(X, y)
-    assert not hasattr(model, "posterior_")
-
-
-def test_partial_fit_after_known_noise_is_refused(tmp_path: Path) -> None:
-    X, y = batch(0)
-    with shortest_fits():
-        model = SparseGPRegressor("rbf", random_state=0, max_points=4)
-        model.fit(X, y, noise_variance=np.full(20, 0.1))
-    model.save(tmp_path / "known.winnow")
-    with pytest.raises(InputError, match="known noise or missing targets"):
-        load(tmp_path / "known.winnow").partial_fit(*batch(1))
 
 
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.NoInducingPointsWarning")

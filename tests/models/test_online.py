@@ -1,6 +1,7 @@
 """The bound of a stream against Bui's formula and against all rows at once."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,58 @@ def test_bound_held_points_and_other_noise_equals_all_rows(P: int) -> None:
     torch.testing.assert_close(streamed.mean, batch.predict(data.X).mean)
     torch.testing.assert_close(streamed.variance, batch.predict(data.X).variance)
     assert abs(later.remembering(L, moments).memory.N - data.observations) < 1e-9
+
+
+def with_known_noise(data: Dataset) -> Dataset:
+    # Some rows without, some with hardly any other noise.
+    variances = torch.tensor([0.0, 0.02, 3.0], dtype=torch.float64).repeat(data.N // 3)
+    return replace(data, noise=variances[:, None].expand(data.N, data.P).contiguous())
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_known_noise_held_points_equals_all_rows(P: int) -> None:
+    data = with_known_noise(rows(P, weighted=True))
+    first, middle, last = (data.part(torch.arange(n, n + 10)) for n in (0, 10, 20))
+    model = regression()
+    # The second batch has no known noise, so that the memory has both kinds of rows.
+    middle = replace(middle, noise=None)
+    every = replace(data, noise=torch.cat([first.noise, 0 * first.noise, last.noise]))
+    online = OnlineGP.start(model, outputs=P).after(first).after(middle)
+    assert online.memory.observations == pytest.approx(first.observations + middle.observations)
+    L, moments = online.moments(last)
+    assert online.bound(last) == pytest.approx(model.fixed_bound(every), abs=1e-8)
+    batch, streamed = model.posterior(every), online.posterior(L, moments)
+    torch.testing.assert_close(streamed.predict(data.X).mean, batch.predict(data.X).mean)
+    torch.testing.assert_close(streamed.predict(data.X).variance, batch.predict(data.X).variance)
+    # At other points, by way of the memory at all of those before.
+    wider = online.with_candidates(torch.cat([model.candidates, data.X[4:7]]))
+    memory = wider.projected(online.memory)
+    assert replace(wider, memory=memory).bound(last) == pytest.approx(wider.bound(last), abs=1e-7)
+    assert wider.after(last).remembered_bound() == pytest.approx(wider.bound(last), abs=1e-7)
+
+
+def test_known_noise_is_remembered_to_first_order_in_the_learnt_one() -> None:
+    data = with_known_noise(rows(weighted=True))
+    first, second = data.part(FIRST), data.part(SECOND)
+    memory = OnlineGP.start(regression(noise=0.05)).after(first).memory
+
+    def errors(noise: float) -> tuple[float, float]:
+        model = regression(noise=noise)
+        exact, before = model.fixed_bound(data), regression(noise=0.05).fixed_bound(data)
+        return OnlineGP(model, memory).bound(second) - exact, exact - before
+
+    (low, _), (high, change) = errors(0.05 * 0.99), errors(0.05 * 1.01)
+    # Without the first order, the error would be of the size of the change.
+    assert max(abs(low), abs(high)) < 0.02 * abs(change)
+    assert abs(low - high) < 0.002 * abs(change)
+
+
+def test_known_noise_that_differs_between_targets_is_an_error() -> None:
+    data = with_known_noise(rows(2))
+    assert data.noise is not None
+    noise = data.noise * torch.tensor([1.0, 2.0], dtype=torch.float64)
+    with pytest.raises(InputError, match="same for all targets of a row"):
+        OnlineGP.start(regression(), outputs=2).bound(replace(data, noise=noise))
 
 
 def test_of_fitted_posterior_equals_memory_of_rows() -> None:

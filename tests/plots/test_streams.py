@@ -5,13 +5,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
 from winnowgp.errors import InputError
+from winnowgp.estimators.stream_records import BatchRecord
 from winnowgp.plots import (
     StreamFrame,
     draw_point_history,
+    draw_stream,
     draw_stream_frame,
     save_stream_animation,
 )
@@ -28,6 +31,20 @@ def test_draw_point_history_moved_point_is_not_gone() -> None:
     assert points == [[2, 0.2], [2, 3.0]]
     assert left == [[2, 1.0]]
     assert [np.asarray(line.get_xydata()).tolist() for line in ax.lines] == [[[1, 0], [2, 0.2]]]
+
+
+def test_draw_stream_labels_fit_into_a_narrow_figure() -> None:
+    figure = Figure(figsize=(3.2, 4.2))
+    FigureCanvasAgg(figure)
+    batches = [BatchRecord(40, 9, 1, 0, 0, -10.0, 0.01, -0.5 - n, 0.1) for n in range(3)]
+    axes = draw_stream(batches, tuple(figure.subplots(3, 1, sharex=True)))
+    figure.tight_layout()
+    figure.draw_without_rendering()
+    for ax in axes:
+        label, own = ax.yaxis.label.get_window_extent(), ax.get_window_extent()
+        assert label.x0 >= 0
+        assert label.height <= 1.15 * own.height
+    assert np.asarray(axes[1].lines[0].get_ydata()).tolist() == [-0.5, -1.5, -2.5]
 
 
 def model(number: int, D: int) -> SimpleNamespace:

@@ -38,26 +38,36 @@ def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
     goal: Goal = GOALS[name]
     before = online.model.candidates.detach().clone()
     result = update(online, batch(1), goal=goal, learn=False)
-    M = result.online.model.K
-    assert result.posterior.M == result.online.memory.M == M
-    assert len(before) + result.added - result.dropped == M
-    assert result.elbo == pytest.approx(result.frontier.bounds[M].item(), abs=1e-6)
-    gap = result.frontier.bounds.max().item() - result.elbo
-    assert result.given_up == pytest.approx(gap, abs=1e-6)
+    M, memory = result.posterior.M, result.online.memory
+    assert int(result.selected.sum()) == M
+    assert result.online.model.K == memory.M == len(result.selected)
+    assert M <= memory.M <= 2 * M
+    torch.testing.assert_close(memory.Z[result.selected], result.posterior.Z, rtol=0, atol=0)
+    torch.testing.assert_close(memory.Z[: int(result.kept.sum())], before[result.kept])
+    bounds = result.frontier.bounds
+    assert result.elbo == pytest.approx(bounds[M].item(), abs=1e-6)
+    assert result.gap == pytest.approx((bounds.max() - bounds[M]).item(), abs=1e-6)
+    assert result.given_up == pytest.approx((bounds.max() - bounds[memory.M]).item(), abs=1e-6)
     torch.testing.assert_close(online.model.candidates.detach(), before, rtol=0, atol=0)
     if name == "all":
         torch.testing.assert_close(result.online.model.candidates.detach(), before)
     if name in ("points", "limit"):
         assert (4 if name == "points" else 5) >= M
     if name == "tolerance":
-        assert result.given_up <= 0.01 * 60
+        assert result.gap <= 0.01 * 60
+        # The memory has a tenth of it, and keeps more points.
+        assert result.given_up <= 0.001 * 60
+        assert memory.M > M
 
 
 def test_update_without_tolerance_left_gives_nothing_up(online: OnlineGP) -> None:
     free = update(online, batch(1), learn=False)
     spent = update(online, batch(1), given_up=0.6, learn=False)
-    assert spent.given_up - 0.6 < 1e-6 < free.given_up
-    assert spent.online.model.K > free.online.model.K
+    assert spent.gap - 0.6 < 1e-6 < free.gap
+    assert spent.posterior.M > free.posterior.M
+    # The memory has the tolerance of the batch alone.
+    assert spent.given_up - 0.6 <= 0.001 * 30
+    assert spent.online.memory.M >= free.online.memory.M
 
 
 def test_update_duplicates_of_old_points_are_the_same_points(online: OnlineGP) -> None:

@@ -26,6 +26,11 @@ and batches that hold the points lose no information about them.
 Gaussian sites are remembered alike, with σ² = 1, one A for each latent function, and a residual of
 any sign that has the constants of their likelihood.
 
+Rows of known noise variance s_i in addition to σ² have the precision 1/(s_i + σ²). They are
+remembered in two parts, which agree with it to first order at the σ² of their time: with
+ω = σ²/(s_i + σ²), a row of weight ω² and count ω for every σ², and one of the precision
+ω(1 − ω)/σ², which is `Memory.fixed` from then on (`known_noise_parts`).
+
 A memory is forgotten by its exponent or by a window. `Memory.forget` multiplies each log-likelihood
 by a factor. For a window the batches have a memory each, all at the same inducing points, and the
 rows of some of them together have the columns of all of their A (`joined`). A batch that leaves the
@@ -36,6 +41,7 @@ downdated. When the inducing points change, each memory is projected on the new 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log, pi
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -60,6 +66,7 @@ class Memory:
         y: targets of these combinations, for a prior mean of zero.
         residual: what no function at Z explains: squared deviations, in units of the noise.
         N: number of observations; less than were seen if some are forgotten.
+        fixed: what is remembered with precisions that do not depend on σ², at the same points.
     """
 
     Z: Float[Tensor, "M D"]
@@ -67,6 +74,12 @@ class Memory:
     y: Float[Tensor, "R P"]
     residual: Float[Tensor, ""]
     N: int | float
+    fixed: "Memory | None" = None
+
+    @property
+    def observations(self) -> int | float:
+        """Number of observations, those of known noise included."""
+        return self.N if self.fixed is None else self.N + self.fixed.N
 
     @property
     def M(self) -> int:
@@ -90,12 +103,14 @@ class Memory:
             y=root * self.y,
             residual=factor * self.residual,
             N=factor * self.N,
+            fixed=None if self.fixed is None else self.fixed.forget(factor),
         )
 
     def to(self, device: torch.device) -> "Memory":
         """Return the memory on another device."""
         Z, A, y, residual = (t.to(device) for t in (self.Z, self.A, self.y, self.residual))
-        return Memory(Z, A, y, residual, self.N)
+        fixed = None if self.fixed is None else self.fixed.to(device)
+        return Memory(Z, A, y, residual, self.N, fixed)
 
     def centred(self, mean: Float[Tensor, "M 1"]) -> Float[Tensor, "R P"]:
         """Return the targets of the combinations of f − mean, given the prior mean at Z."""
@@ -167,6 +182,9 @@ def memory_moments(
                 N=memory.N,
             )
         )
+    if memory.fixed is not None:
+        known = memory_moments(memory.fixed, V, left, mean=mean, noise=None)
+        moments = [a + b for a, b in zip(moments, known, strict=True)]
     return moments
 
 
@@ -212,13 +230,14 @@ def remember(
 
 def joined(memories: Sequence[Memory]) -> Memory:
     """Return the memory of the rows of several, which have the same inducing points."""
-    first = memories[0]
+    fixed = [m.fixed for m in memories if m.fixed is not None]
     return Memory(
-        first.Z,
+        memories[0].Z,
         torch.cat([m.A for m in memories], 2),
         torch.cat([m.y for m in memories]),
         torch.stack([m.residual for m in memories]).sum(),
         sum(m.N for m in memories),
+        joined(fixed) if fixed else None,
     )
 
 
@@ -264,7 +283,55 @@ def projected(
         reduced = Q.mT @ columns
         residual = residual + (columns - Q @ reduced).square().sum()
         A, y = R.mT, reduced[0] if len(A) == 1 else reduced[..., 0].mT
-    return Memory(Z, A, y + (A.mT @ new_mean)[..., 0].mT, residual, memory.N)
+    fixed = None
+    if memory.fixed is not None:
+        fixed = projected(memory.fixed, Z, L, V, left, mean=mean, new_mean=new_mean)
+    return Memory(Z, A, y + (A.mT @ new_mean)[..., 0].mT, residual, memory.N, fixed)
+
+
+def known_noise_parts(
+    V: Float[Tensor, "K N"],
+    Y: Float[Tensor, "N P"],
+    kff: Float[Tensor, " N"],
+    *,
+    counts: Float[Tensor, " N"],
+    known: Float[Tensor, " N"],
+    noise: Scalar,
+) -> tuple[Moments, Moments]:
+    """Return the moments of rows with known noise: the part for every σ², and the fixed one.
+
+    Their sum is that of rows with precisions 1/(s_i + σ²), and so is its derivative in σ².
+
+    Args:
+        V: whitened covariances of candidates and rows.
+        Y: targets minus the prior mean.
+        kff: prior variances of the rows.
+        counts: number of observations that each row counts as.
+        known: known noise variances s_i.
+        noise: σ².
+    """
+    share = noise / (known + noise)
+    scaled = row_moments(V, Y, kff, counts * share.square() / noise, N=(counts * share).sum())
+    fixed = row_moments(
+        V, Y, kff, counts * share * (1 - share) / noise, N=(counts * (1 - share)).sum()
+    )
+    constant = -0.5 * scaled.N * (log(2 * pi) + noise.log())
+    total = -0.5 * (counts * (log(2 * pi) + (known + noise).log())).sum()
+    return replace(scaled, constant=constant), replace(fixed, constant=total - constant)
+
+
+def row_moments(
+    V: Float[Tensor, "K N"],
+    Y: Float[Tensor, "N P"],
+    kff: Float[Tensor, " N"],
+    precision: Float[Tensor, " N"],
+    *,
+    N: Any,
+) -> Moments:
+    """Return the moments of rows of given precisions, without the constant of their density."""
+    VW = V * precision
+    square = (precision[:, None] * Y.square()).sum()
+    return Moments(VW @ V.mT, VW @ Y, square, precision @ kff, V.new_zeros(()), _number(N))
 
 
 def restrict_moments(
@@ -318,3 +385,7 @@ def posterior_moments(
         moments.append(Moments(C, D, zero, C.diagonal().sum(), constant, N))
     square = 2 * (nats - elbo) / len(moments)
     return [replace(m, square=square) for m in moments]
+
+
+def _number(N: Any) -> int | float:
+    return N.item() if isinstance(N, Tensor) else N

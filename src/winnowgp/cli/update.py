@@ -37,8 +37,15 @@ def update(
     ] = Path("updated.winnow"),
     test_size: Annotated[
         float,
-        typer.Option(help="Share of the new rows held out to compare before and after; 0: none."),
+        typer.Option(
+            help="Share of the new rows held out to compare before and after; 0: none. They are "
+            "learnt too."
+        ),
     ] = 0.2,
+    split_by: Annotated[
+        str | None,
+        typer.Option(help="Column that decides which rows are held out; that of the fit if any."),
+    ] = None,
     forgetting: Annotated[
         float | None,
         typer.Option(
@@ -86,6 +93,7 @@ def update(
         fitted,
         table,
         test_size=test_size,
+        split_by=split_by,
         seed=seed,
         forgetting=forgetting,
         window=window,
@@ -127,7 +135,8 @@ def _print(result: "TableUpdate", output: Path) -> None:
 
     estimator = result.model.estimator
     table = Table(title="Update", title_justify="left", show_header=False)
-    table.add_row("new rows", f"{result.rows} learnt, {result.held_out} held out")
+    held = f", after {result.held_out} of them were held out" if result.held_out else ""
+    table.add_row("new rows", f"{result.rows} learnt{held}")
     table.add_row("seen in all", f"{estimator.n_rows_seen_:g} rows, {estimator.n_batches_} batches")
     table.add_row(
         "inducing points",

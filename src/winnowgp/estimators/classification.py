@@ -320,6 +320,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
                 "`class_weight='balanced'` needs all rows at once; pass `partial_fit` a dictionary "
                 "from labels to weights, or weights of rows."
             )
+        params = self._validate_stream()
         if not hasattr(self, "posterior_"):
             labels = None if classes is None else ClassLabels.of(np.asarray(classes))[0]
             first = copy(self)._fit_labels(labels, X, y, sample_weight)
@@ -331,7 +332,6 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
                 f"`classes` must be those of the first batch, {self.classes_.tolist()[:10]}; got "
                 f"{np.asarray(classes).tolist()[:10]}. Leave it out."
             )
-        params = self._validate_stream()
         self._check_columns(params, self.n_features_in_)
         params.likelihood = self._labels.likelihood()
         rows, source = self._stream_rows(X, y, sample_weight)

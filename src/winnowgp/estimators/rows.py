@@ -66,9 +66,13 @@ def columns_kept_after_errors(estimator: Any) -> Iterator[None]:
         raise
 
 
-def check_source_columns(estimator: Any, source: Source, y: Any, sample_weight: Any) -> None:
-    """Raise an `InputError` if a source lacks the input columns of a fitted estimator."""
-    _refuse_targets_of_source(y, sample_weight)
+def check_source_columns(estimator: Any, source: Source, *given: Any) -> None:
+    """Raise an `InputError` if a source lacks the input columns of a fitted estimator.
+
+    Args:
+        given: targets, weights and noise, which a source has itself.
+    """
+    _refuse_targets_of_source(*given)
     names = getattr(estimator, "feature_names_in_", None)
     if estimator.n_features_in_ != source.D:
         raise InputError(

@@ -24,13 +24,12 @@ from winnowgp.data import Dataset, Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
-from winnowgp.estimators.first_rows import FirstRows
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.stream_records import BatchRecord, StreamRecord
+from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
@@ -394,21 +393,46 @@ def _stream_record(
     given_up: float,
     batches: tuple[BatchRecord, ...],
     points: tuple[int, ...],
+    memory_points: tuple[int, ...],
     arrived: int,
-    window: tuple[Memory, ...],
+    memories: tuple[Memory, ...],
     first: FirstRows | None,
+    waiting: float,
 ) -> StreamRecord:
     known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
-    if not (known and seen > 0 and count >= 1 and given_up >= 0):
+    if not (known and seen > 0 and count >= 1 and given_up >= 0 and waiting >= 0):
         raise ModelFileError("a StreamRecord must have batches with rows")
-    if len(set(points)) < len(points) or not all(0 <= number < arrived for number in points):
-        raise ModelFileError("a StreamRecord must have different numbers of its inducing points")
-    return StreamRecord(seen, remembered, count, given_up, batches, points, arrived, window, first)
+    for numbers in (points, memory_points):
+        if len(set(numbers)) < len(numbers) or not all(0 <= n < arrived for n in numbers):
+            raise ModelFileError("a StreamRecord must have different numbers of its points")
+    if not set(points) <= set(memory_points):
+        raise ModelFileError("the memory of a StreamRecord must have all inducing points")
+    if any(len(memory_points) != memory.M for memory in memories):
+        raise ModelFileError("a StreamRecord must have a number for each point of its memory")
+    return StreamRecord(
+        seen,
+        remembered,
+        count,
+        given_up,
+        batches,
+        points,
+        memory_points,
+        arrived,
+        memories,
+        first,
+        waiting,
+    )
 
 
 def _first_rows_state(first: FirstRows) -> dict[str, Any]:
     rows = first.rows
-    return {"X": rows.X, "Y": rows.Y, "weights": rows.weights, "waiting": float(first.waiting)}
+    return {
+        "X": rows.X,
+        "Y": rows.Y,
+        "weights": rows.weights,
+        "noise": rows.noise,
+        "waiting": float(first.waiting),
+    }
 
 
 @register("FirstRows", FirstRows, state=_first_rows_state)
@@ -416,11 +440,12 @@ def _first_rows(
     X: Float[Tensor, "N D"],
     Y: Float[Tensor, "N P"],
     weights: Float[Tensor, " N"] | None,
+    noise: Float[Tensor, "N P"] | None,
     waiting: float,
 ) -> FirstRows:
     if not waiting >= 0:
         raise ModelFileError("FirstRows cannot wait for a negative number of rows")
-    return FirstRows(Dataset.of(X, Y, weights=weights), waiting)
+    return FirstRows(Dataset.of(X, Y, weights=weights, noise=noise), waiting)
 
 
 @register("Memory", Memory)
@@ -430,10 +455,13 @@ def _memory(
     y: Float[Tensor, "R P"],
     residual: Float[Tensor, ""],
     N: int | float,
+    fixed: Memory | None,
 ) -> Memory:
+    if fixed is not None and (fixed.Z.shape != Z.shape or fixed.y.shape[1] != y.shape[1]):
+        raise ModelFileError("both parts of a Memory must have the same points and outputs")
     if len(A) not in (1, y.shape[1]) or not N > 0:
         raise ModelFileError("a Memory must have rows, and combinations of each output")
-    return Memory(Z, A, y, residual, N)
+    return Memory(Z, A, y, residual, N, fixed)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:

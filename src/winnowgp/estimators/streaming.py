@@ -25,10 +25,14 @@ from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
-from winnowgp.estimators.first_rows import CONSTANT_ROWS, FirstRows
 from winnowgp.estimators.means import mean_from
 from winnowgp.estimators.sparse import SparseEstimator, selection_goal
-from winnowgp.estimators.stream_records import BatchRecord, StreamRecord, first_record
+from winnowgp.estimators.stream_records import (
+    CONSTANT_ROWS,
+    BatchRecord,
+    FirstRows,
+    StreamRecord,
+)
 from winnowgp.estimators.validation import (
     Constraint,
     Parameters,
@@ -40,7 +44,7 @@ from winnowgp.estimators.validation import (
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models import MixturePosterior, SparseGP, VariationalGP
 from winnowgp.models.online import OnlineGP
-from winnowgp.models.priors import add_weak_priors
+from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import (
     NO_CHECKPOINT_LOG,
@@ -57,6 +61,9 @@ BATCH_ROWS = 4096
 
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
+
+# Share of the observations that must be new to optimise the hyper-parameters again.
+_NEW = 0.1
 
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
@@ -147,7 +154,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         first = BatchRecord(
             float(observations), self.n_inducing_, self.n_inducing_, 0, 0, self.elbo_, gap, nan, nan
         )
-        self._stream = first_record(
+        self._stream = StreamRecord.of_fit(
             float(observations), gap=gap, batches=(first,), M=self.n_inducing_
         )
 
@@ -170,20 +177,20 @@ class StreamingEstimator(SparseEstimator, ABC):
                 "earlier version of winnowgp, after the paper's schedule. Fit it again."
             )
         gap = max(self.elbo_gap_, 0.0)
-        return first_record(float(self.frontier_.N), gap=gap, batches=(), M=self.n_inducing_)
+        return StreamRecord.of_fit(float(self.frontier_.N), gap=gap, batches=(), M=self.n_inducing_)
 
     def _validate_stream(self) -> Parameters:
-        """Return the parameters of an update; raise an error for those that only `fit` has."""
+        """Return the parameters of `partial_fit`; raise an error for those that only `fit` has."""
         params = self._validate()
-        if isnan(self._record().remembered):
-            raise InputError(
-                "this model was fitted to rows with known noise or missing targets, which "
-                "`partial_fit` would mistake for others. Fit all rows together."
-            )
         if params.criterion != "elbo":
             raise InputError(
                 f"`partial_fit` needs criterion='elbo'; got {self.criterion!r}: earlier rows "
                 "cannot be held out."
+            )
+        if hasattr(self, "posterior_") and isnan(self._record().remembered):
+            raise InputError(
+                "this model was fitted to rows with missing targets, which `partial_fit` would "
+                "mistake for others. Fit all rows together."
             )
         return params
 
@@ -215,7 +222,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         log.finish()
         if group.world_size > 1:
             updated = deserialise(group.broadcast_result(lambda: serialise(_KIND, updated)))
-        vars(self).update(_fitted(updated))
+        vars(self).update(fitted_attributes(updated))
         return self
 
     def _opened(self, params: Parameters, source: Source) -> CheckpointLog:
@@ -239,20 +246,20 @@ class StreamingEstimator(SparseEstimator, ABC):
 
     def _update_once(self, data: Dataset, params: Parameters) -> None:
         start, record, before = perf_counter(), self._record(), self._mean_log_density(data)
-        online = self._online(data, params, N=record.remembered)
-        memories = self._memories(online, params, record)
-        online = replace(online, memory=joined(memories))
-        share = online.memory.N / record.remembered
+        model = self._online_model(data, params)
+        memories = self._memories(model, params, record)
+        online = OnlineGP(model, joined(memories)).at_memory()
+        share = online.memory.observations / record.remembered
         given_up = share * record.given_up
-        N = online.memory.N + data.observations
+        N = online.memory.observations + data.observations
         data = data.to(params.device)
         first = self._first_rows(data, params, record)
+        waiting = share * record.waiting
+        learn = first is not None or waiting + data.observations >= _NEW * N
         if online.memory.M == 0:
             if first is None and params.window is None:
                 first = FirstRows(data, float(data.observations))
-            first = self._search(online, data, first, params, N=N)
-            change, kept = (self.n_inducing_, 0, 0), []
-            total = given_up + max(self.elbo_gap_, 0.0) * data.observations
+            first, result = self._search(online, data, first, params, N=N)
         else:
             rows, earlier = data, 0.0
             if first is not None:
@@ -266,26 +273,41 @@ class StreamingEstimator(SparseEstimator, ABC):
                 goal=selection_goal(online.model, data, params, NO_CHECKPOINT_LOG),
                 given_up=given_up,
                 fresh=params.n_candidates or FRESH,
+                learn=learn,
+                waiting=waiting,
                 move=params.move_points and params.inducing_points is None,
             )
             self._set_updated(result, params, N=N)
-            change, kept = (result.added, result.dropped, result.moved), result.kept.tolist()
-            total = result.given_up
-        window = () if params.window is None else self._windowed(memories, data, params, N=N)
-        self.elbo_gap_ = total / N
+        if result is None:  # a function of the latest rows, which has replaced a constant
+            given_up += max(self.elbo_gap_, 0.0) * data.observations
+            self.elbo_gap_ = given_up / N
+            kept, selected, memories = [], [True] * self.n_inducing_, ()
+        else:
+            given_up, self.elbo_gap_ = result.given_up, result.gap / N
+            kept, selected = result.kept.tolist(), result.selected.tolist()
+            memories = self._remembered(result.online, memories, data, params)
         batch = BatchRecord(
             float(data.observations),
             self.n_inducing_,
-            *change,
+            added=0,
+            dropped=0,
+            moved=0 if result is None else result.moved,
             elbo=self.elbo_,
-            gap=max(total - given_up, 0.0) / data.observations,
+            gap=self.elbo_gap_,
             log_density=before,
             seconds=perf_counter() - start,
         )
         if first is not None:
             first = first.to(torch.device("cpu")).kept(N, constant=self.n_inducing_ == 0)
         self._stream = record.plus(
-            batch, share=share, given_up=total, kept=kept, window=window, first=first
+            batch,
+            share=share,
+            given_up=given_up,
+            kept=kept,
+            selected=selected,
+            memories=memories,
+            first=first,
+            waiting=0.0 if learn else waiting + data.observations,
         )
 
     def _keep_first(self, batches: Iterable[Dataset]) -> Self:
@@ -306,29 +328,40 @@ class StreamingEstimator(SparseEstimator, ABC):
         return record.first.to(params.device).forget(factor).plus(data)
 
     def _memories(
-        self, online: OnlineGP, params: Parameters, record: StreamRecord
+        self, model: SparseGP | VariationalGP, params: Parameters, record: StreamRecord
     ) -> tuple[Memory, ...]:
         """Return what is left of earlier rows: one memory, or those of the batches of a window."""
-        memories = (online.memory,)
+        memories = tuple(memory.to(params.device) for memory in record.memories)
+        if not memories:
+            posterior = self.posterior_
+            if isinstance(posterior, MixturePosterior):
+                posterior = posterior.mode
+            posterior = deepcopy(posterior).to(params.device)
+            N = record.remembered
+            memories = (OnlineGP.of(model, posterior, elbo=self.elbo_, N=N).memory,)
         if params.window is not None:
-            known = tuple(memory.to(params.device) for memory in record.window)
-            memories = (known or memories)[1 - params.window :]
+            memories = memories[1 - params.window :]
         factor = 1.0 if params.forgetting is None else params.forgetting
         return tuple(memory.forget(factor) for memory in memories)
 
-    def _windowed(
-        self, memories: tuple[Memory, ...], data: Dataset, params: Parameters, *, N: float
+    def _remembered(
+        self, online: OnlineGP, memories: tuple[Memory, ...], data: Dataset, params: Parameters
     ) -> tuple[Memory, ...]:
-        """Return the memories of a window after a batch, and set the posterior to theirs."""
-        updated = self._online(data, params, N=N)
-        earlier = tuple(updated.projected(memory) for memory in memories)
-        batch = replace(updated, memory=joined(earlier)).batch_memory(data)
-        window = (*earlier, batch)
-        self._set_posterior(replace(updated, memory=joined(window)).remembered_posterior())
-        return tuple(memory.to(torch.device("cpu")) for memory in window)
+        """Return the memory after a batch; with a window, that of each of its batches.
 
-    def _online(self, data: Dataset, params: Parameters, *, N: float) -> OnlineGP:
-        """Return a model with the parameters and the memory of the posterior."""
+        Args:
+            online: the model after the batch.
+            memories: what was remembered before.
+        """
+        after: tuple[Memory, ...] = (online.memory,)
+        if params.window is not None:
+            earlier = tuple(online.projected(memory) for memory in memories)
+            batch = replace(online, memory=joined(earlier)).batch_memory(data)
+            after = (*earlier, batch)
+        return tuple(memory.to(torch.device("cpu")) for memory in after)
+
+    def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
+        """Return a model with the parameters of the posterior, and no candidates."""
         posterior = self.posterior_
         if isinstance(posterior, MixturePosterior):
             posterior = posterior.mode
@@ -337,16 +370,17 @@ class StreamingEstimator(SparseEstimator, ABC):
             frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
             for name, parameter in kernel.named_parameters():
                 parameter.requires_grad_(name not in frozen)
+        elif not params.weak_priors:
+            remove_priors(kernel)
         if params.weak_priors:
             add_weak_priors(kernel)
         params.prior_mean = mean_from(params.mean, data.D)
-        model = self._model(kernel, posterior.Z, data, params)
+        model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            getattr(model, name).load_state_dict(getattr(posterior, name).state_dict())
+            _copy_parameters(name, getattr(model, name), getattr(posterior, name))
         model.candidates.requires_grad_(False)
-        placed = deepcopy(posterior).to(params.device)
-        return OnlineGP.of(model, placed, elbo=self.elbo_, N=N)
+        return model
 
     def _search(
         self,
@@ -356,8 +390,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         params: Parameters,
         *,
         N: float,
-    ) -> FirstRows | None:
-        """Learn from a batch after rows that a constant explains; return the rows to keep.
+    ) -> tuple[FirstRows | None, StreamUpdate | None]:
+        """Learn from a batch after rows that a constant explains.
 
         A constant function has no hyper-parameters to go on with, and the memory without inducing
         points does not know where its rows were: they are noise to any other function. So the rows
@@ -367,6 +401,8 @@ class StreamingEstimator(SparseEstimator, ABC):
 
         Args:
             first: the rows that are kept, those of the batch included; None keeps no rows.
+
+        Returns: the rows to keep, and the constant; None if a function has replaced it.
         """
         level = isinstance(online.model.mean, ZeroMean)
         held = update(online, data, goal=training.AllCandidates(), fresh=0, learn=level)
@@ -378,10 +414,9 @@ class StreamingEstimator(SparseEstimator, ABC):
             large = rows.observations >= _LARGE * (N - rows.observations)
             if result.posterior.M and (large or result.elbo + earlier > held.elbo):
                 self._set_found(result, rows, earlier, N=N)
-                return first
+                return first, None
         self._set_updated(held, params, N=N)
-        self.elbo_gap_ = 0.0
-        return first
+        return first, replace(held, gap=0.0, given_up=0.0)
 
     def _set_found(
         self, result: training.FitResult[Any], rows: Dataset, earlier: float, *, N: float
@@ -425,12 +460,43 @@ def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: 
         rows: rows that do not count, which the constant has seen.
     """
     memory = held.online.memory
-    N = memory.N - rows.observations
-    if N <= 1e-9 * memory.N:
+    if memory.observations - rows.observations <= 1e-9 * memory.observations:
         return 0.0
     own = OnlineGP.start(held.online.model, outputs=rows.P).after(rows).memory
-    memory = replace(memory, residual=memory.residual - own.residual, N=N)
-    return OnlineGP(model, memory).with_candidates(memory.Z).remembered_bound()
+    return OnlineGP(model, _without(memory, own)).at_memory().remembered_bound()
+
+
+def _without(memory: Memory, rows: Memory) -> Memory:
+    """Return the memory of a constant without some of its rows."""
+    fixed = memory.fixed
+    if fixed is not None and rows.fixed is not None:
+        fixed = _without(fixed, rows.fixed)
+    residual, N = memory.residual - rows.residual, max(memory.N - rows.N, 0.0)
+    return replace(memory, residual=residual, N=N, fixed=fixed)
+
+
+def _copy_parameters(name: str, new: torch.nn.Module, fitted: torch.nn.Module) -> None:
+    """Set parameters to those of a fitted module; priors may differ.
+
+    Raises:
+        InputError: the module is another one than in the fit.
+    """
+    own, values = dict(new.named_parameters()), dict(fitted.named_parameters())
+    shapes = [{key: value.shape for key, value in each.items()} for each in (own, values)]
+    if type(new) is not type(fitted) or shapes[0] != shapes[1]:
+        raise InputError(
+            f"`partial_fit` needs the {name} of the earlier batches, a {type(fitted).__name__} "
+            f"with parameters {_described(shapes[1])}; the estimator's parameters now ask for a "
+            f"{type(new).__name__} with {_described(shapes[0])}. Set them back, or fit all rows "
+            "together."
+        )
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(values[key])
+
+
+def _described(shapes: Mapping[str, torch.Size]) -> str:
+    return ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items()) or "none"
 
 
 def batches_of(source: Source) -> Iterator[Dataset]:
@@ -443,7 +509,7 @@ def batches_of(source: Source) -> Iterator[Dataset]:
         yield rows.to(torch.device("cpu")).double().merged()
 
 
-def _fitted(estimator: StreamingEstimator) -> dict[str, Any]:
+def fitted_attributes(estimator: StreamingEstimator) -> dict[str, Any]:
     """Return all attributes of an estimator but its parameters."""
     parameters = estimator.get_params(deep=False)
     return {name: value for name, value in vars(estimator).items() if name not in parameters}
@@ -464,4 +530,4 @@ class _StreamProgress:
         self.batches, saved = state["batches"], state["estimator"]
         if type(saved) is not type(self.estimator):
             raise TypeError(f"holds a {type(saved).__name__}")
-        vars(self.estimator).update(_fitted(saved))
+        vars(self.estimator).update(fitted_attributes(saved))

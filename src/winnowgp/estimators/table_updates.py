@@ -16,7 +16,7 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.effects import column_features
 from winnowgp.estimators.evaluation import labelled_rows, observed_targets
 from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
-from winnowgp.estimators.splits import held_out_split
+from winnowgp.estimators.splits import Split, held_out_split
 from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.estimators.validation import has_noise
 from winnowgp.report.summary import ColumnSummary, Summary
@@ -37,7 +37,7 @@ class TableUpdate:
     rows: int
     """New rows that the model has learnt from."""
     held_out: int
-    """New rows that were held out."""
+    """Those of them that were held out first, to compare the model before and after."""
     points_before: int
     points: int
     added: int
@@ -46,7 +46,7 @@ class TableUpdate:
     density_before: float | None
     """Mean log density of the held-out rows under the model before; None without such rows."""
     density: float | None
-    """The same under the updated model."""
+    """The same under a model that was updated by the other new rows."""
 
 
 def update_table(
@@ -54,6 +54,7 @@ def update_table(
     table: TableLike,
     *,
     test_size: float = 0.2,
+    split_by: str | None = None,
     seed: int = 0,
     forgetting: float | None = None,
     window: int | None = None,
@@ -62,12 +63,16 @@ def update_table(
 ) -> TableUpdate:
     """Return a table model that has learnt from the rows of another table (`partial_fit`).
 
-    Columns are encoded as in the fit. Rows without a target are left out.
+    Columns are encoded as in the fit, and known noise is that of its `noise_column`. Rows without a
+    target are left out. Rows are held out for a comparison: the model is updated without them and
+    predicts them, which takes one more update. The model that is returned has learnt all rows.
 
     Args:
         model: the model; it stays as it is.
         table: more rows, with the target.
         test_size: share of these rows held out to compare the model before and after; 0 for none.
+        split_by: a column that decides which rows these are, as in `fit_table`; that of the fit by
+            default.
         seed: seed of that split.
         forgetting: factor of the log-likelihood of all earlier rows; that of the model if None.
         window: number of the latest batches that are remembered, this one included; that of the
@@ -86,34 +91,73 @@ def update_table(
     ranges = _ranges(model, X)
     _check_units(model, ranges)
     _check_target_units(model, X, y)
-    train, test = held_out_split(rows, test_size, seed=seed)
+    noise = _noise(model, rows)
+    train, test = _split(model, rows, test_size, split_by=split_by, seed=seed)
     before = model.estimator
-    estimator = copy(before)
     given = {"forgetting": forgetting, "window": window, "move_points": move_points}
-    estimator.set_params(**{name: value for name, value in given.items() if value is not None})
-    estimator.partial_fit(X[train], y[train])
-    estimator.set_params(forgetting=before.forgetting, move_points=before.move_points)
+    given = {name: value for name, value in given.items() if value is not None}
+
+    def updated(part: NDArray[np.intp]) -> Any:
+        estimator = copy(before).set_params(**given)
+        estimator.partial_fit(X[part], y[part], **_known_part(noise, part))
+        return estimator.set_params(forgetting=before.forgetting, move_points=before.move_points)
+
+    estimator = updated(np.arange(rows.N))
     batches = estimator.batches_[-(estimator.n_batches_ - before.n_batches_) :]
     changed = {
         **(settings or {}),
         "batches": str(estimator.n_batches_),
         "rows_seen": f"{estimator.n_rows_seen_:g}",
     }
-    summary = _summary(model, estimator, ranges, rows=rows.N, train=len(train), settings=changed)
+    summary = _summary(model, estimator, ranges, y, settings=changed)
+    density = density_before = None
     if len(test):
-        summary["quality"] = _quality(estimator, X[test], y[test], y[train])
+        compared, known = updated(train), _known_part(noise, test)
+        density, density_before = (
+            _density(each, X[test], y[test], known) for each in (compared, before)
+        )
+        summary["quality"] = _quality(compared, X[test], y[test], y[train], known)
     return TableUpdate(
         model=replace(model, estimator=estimator, summary=summary),
-        rows=len(train),
+        rows=rows.N,
         held_out=len(test),
         points_before=before.n_inducing_,
         points=estimator.n_inducing_,
         added=sum(batch.added for batch in batches),
         dropped=sum(batch.dropped for batch in batches),
         moved=max(batch.moved for batch in batches),
-        density_before=_density(before, X[test], y[test]),
-        density=_density(estimator, X[test], y[test]),
+        density_before=density_before,
+        density=density,
     )
+
+
+def _split(
+    model: TabularModel, rows: DataTable, test_size: float, *, split_by: str | None, seed: int
+) -> Split:
+    """Return the rows to learn from and those to hold out for the comparison."""
+    if test_size == 0:
+        return np.arange(rows.N), np.arange(0)
+    own = model.summary["settings"].get("split_by") if split_by is None else split_by
+    try:
+        return held_out_split(rows, test_size, split_by=own, seed=seed)
+    except InputError as error:
+        if own == split_by:
+            raise
+        raise InputError(
+            f"{error} The model was fitted with split_by={own!r}. Pass another column "
+            "(`--split-by`), or test_size=0 (`--test-size 0`) to compare no rows."
+        ) from error
+
+
+def _noise(model: TabularModel, rows: DataTable) -> NDArray[np.float64] | None:
+    """Return the known noise of the rows, which a model that was fitted with some needs."""
+    if model.noise_column is not None:
+        rows.require_columns([model.noise_column], argument="the noise column of the fit")
+    return model.noise_variance(rows)
+
+
+def _known_part(noise: NDArray[np.float64] | None, rows: NDArray[np.intp]) -> dict[str, Any]:
+    return {} if noise is None else {"noise_variance": noise[rows]}
 
 
 def _check_categories(model: TabularModel, rows: DataTable) -> None:
@@ -185,12 +229,11 @@ def _summary(
     model: TabularModel,
     estimator: Any,
     values: Mapping[str, NDArray[np.float64]],
+    y: NDArray[Any],
     *,
-    rows: int,
-    train: int,
     settings: Mapping[str, str],
 ) -> Summary:
-    before = model.summary
+    before, rows = model.summary, len(y)
     columns = [_widened(column, values.get(column["name"])) for column in before["columns"]]
     summary = table_summary.resized(
         {**before, "columns": columns}, estimator, model.encoder, settings
@@ -198,19 +241,20 @@ def _summary(
     asked = before["choice"]["asked"]
     choice = table_summary.choice(
         estimator,
-        before["choice"]["rows"] + train,
+        before["choice"]["rows"] + rows,
         asked=asked,
         kernel=before["choice"]["kernel"],
     )
     return {
         **summary,
         "rows": before["rows"] + rows,
-        "train_rows": before["train_rows"] + train,
+        "train_rows": before["train_rows"] + rows,
+        "target_summary": _widened(before["target_summary"], y),
         "choice": choice,
     }
 
 
-def _widened(column: ColumnSummary, values: NDArray[np.float64] | None) -> ColumnSummary:
+def _widened(column: ColumnSummary, values: NDArray[Any] | None) -> ColumnSummary:
     """Return the summary of a column with the ends of its range moved to the new rows."""
     spread = column["spread"]
     if not spread or values is None:
@@ -219,15 +263,17 @@ def _widened(column: ColumnSummary, values: NDArray[np.float64] | None) -> Colum
     return {**column, "spread": [ends[0], *spread[1:-1], ends[1]]}
 
 
-def _density(estimator: Any, X: NDArray[np.float64], y: NDArray[Any]) -> float | None:
-    if not len(y):
-        return None
+def _density(
+    estimator: Any, X: NDArray[np.float64], y: NDArray[Any], known: dict[str, Any]
+) -> float:
     if isinstance(estimator, SparseGPClassifier):
         return float(class_densities(estimator, X, y).mean())
-    return float(np.mean(estimator.log_density(X, y)))
+    return float(np.mean(estimator.log_density(X, y, **known)))
 
 
-def _quality(estimator: Any, X: NDArray[Any], y: NDArray[Any], y_train: NDArray[Any]) -> Any:
+def _quality(
+    estimator: Any, X: NDArray[Any], y: NDArray[Any], y_train: NDArray[Any], known: dict[str, Any]
+) -> Any:
     if isinstance(estimator, SparseGPClassifier):
         return classification_quality(estimator, X, y, train_labels=y_train)
-    return regression_quality(estimator, X, y, y_train=y_train)
+    return regression_quality(estimator, X, y, y_train=y_train, **known)

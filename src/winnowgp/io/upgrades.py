@@ -119,14 +119,17 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     4: {"TabularModel": _tabular_model_5},
     # Estimators did not record the batches that they had seen; the frontier has the rows.
     5: dict.fromkeys(("SparseGPRegressor", "SparseGPClassifier"), _adding(_stream=None)),
-    # Streams did not number their inducing points, which estimators do when they are loaded; there
-    # was no window of batches, and no rows were kept. Inclusion was independent.
+    # Streams did not number their inducing points, which estimators do when they are loaded; the
+    # posterior was all that they remembered. Inclusion was independent.
     6: {
         **dict.fromkeys(
             ("SparseGPRegressor", "SparseGPClassifier"), _adding(_subset_posterior=None)
         ),
         "StreamRecord": _adding(
-            points={"$tuple": []}, arrived=0, window={"$tuple": []}, first=None
+            **{key: {"$tuple": []} for key in ("points", "memory_points", "memories")},
+            arrived=0,
+            first=None,
+            waiting=0.0,
         ),
     },
 }

@@ -20,12 +20,14 @@ from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, site_moments
 from winnowgp.bounds.streaming import (
     Memory,
+    known_noise_parts,
     matches,
     memory_moments,
     old_projection,
     posterior_moments,
     projected,
     remember,
+    row_moments,
 )
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
@@ -123,6 +125,10 @@ class OnlineGP:
         q_mean, q_factor = candidates.new_zeros(K, model.P), eye.repeat(model.P, 1, 1)
         return replace(self, model=copy_with(model, candidates, q_mean=q_mean, q_factor=q_factor))
 
+    def at_memory(self) -> "OnlineGP":
+        """Return the same model and memory, with the points of the memory as candidates."""
+        return self.with_candidates(self.memory.Z)
+
     @torch.no_grad()
     def moments(
         self, data: Dataset, *, gain: float = FINAL_GAIN
@@ -163,9 +169,25 @@ class OnlineGP:
         L, moments = self.moments(data, gain=TRAINING_GAIN)
         return subset_statistics(L, *moments)
 
+    @torch.no_grad()
     def after(self, data: Dataset) -> "OnlineGP":
         """Return the model with the batch in its memory, seen at its candidates."""
-        return self.remembering(*self.moments(data))
+        model, fixed = self.model, self.memory.fixed
+        if not isinstance(model, SparseGP) or (fixed is None and not data.has_noise):
+            return self.remembering(*self.moments(data))
+        self._check(data)
+        Z = model.candidates.detach().clone()
+        L = cholesky(covariance(model.kernel, Z, Z)).L
+        plain, known = self._gaussian_parts(data, L)
+        own = replace(self, memory=replace(self.memory, fixed=None))._remembered(L)[0]
+        if fixed is not None:
+            old = replace(self, memory=fixed)._remembered(L, fixed=True)[0]
+            known = old if known is None else known + old
+        assert known is not None
+        mean = prior_mean(model.mean, Z)
+        memory = remember(Z, L, [plain + own], mean=mean, noise=model.noise)
+        fixed = remember(Z, L, [known], mean=mean, noise=None)
+        return replace(self, memory=replace(memory, fixed=fixed))
 
     @torch.no_grad()
     def remembering(self, L: Float[Tensor, "K K"], moments: list[Moments]) -> "OnlineGP":
@@ -264,28 +286,46 @@ class OnlineGP:
         """Return the moments of batch and memory for Gaussian noise, differentiable."""
         model = self.model
         assert isinstance(model, SparseGP)
+        V, Y, counts = self._rows(data, L)
+        kff, N = prior_variance(model.kernel, data.X), data.observations
+        variance = model.noise if data.noise is None else model.noise + data.noise[:, 0]
+        batch = row_moments(V, Y, kff, counts / variance, N=N)
+        constant = -0.5 * (counts * (log(2 * pi) + variance.log())).sum()
+        return replace(batch, constant=constant) + self._remembered(L, match=match)[0]
+
+    def _gaussian_parts(
+        self, data: Dataset, L: Float[Tensor, "K K"]
+    ) -> tuple[Moments, Moments | None]:
+        """Return the moments of a batch for every σ², and the fixed ones of its known noise."""
+        model = self.model
+        V, Y, counts = self._rows(data, L)
+        kff, noise = prior_variance(model.kernel, data.X), _noise(model)
+        assert noise is not None
+        if data.noise is None:
+            rows = row_moments(V, Y, kff, counts / noise, N=data.observations)
+            constant = -0.5 * data.observations * (log(2 * pi) + noise.log())
+            return replace(rows, constant=constant), None
+        return known_noise_parts(V, Y, kff, counts=counts, known=data.noise[:, 0], noise=noise)
+
+    def _rows(self, data: Dataset, L: Float[Tensor, "K K"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return whitened covariances, centred targets and counts of the rows of a batch."""
+        model = self.model
         V = solve_lower(L, covariance(model.kernel, model.candidates, data.X))
-        Y = data.Y - prior_mean(model.mean, data.X)
-        weights = torch.ones_like(data.X[:, 0]) if data.weights is None else data.weights
-        w = weights / model.noise
-        N = data.observations
-        batch = Moments(
-            C=(V * w) @ V.mT,
-            D=(V * w) @ Y,
-            square=(w[:, None] * Y.square()).sum(),
-            diagonal=w @ prior_variance(model.kernel, data.X),
-            constant=-0.5 * N * (log(2 * pi) + model.noise.log()),
-            N=N,
-        )
-        return batch + self._remembered(L, match=match)[0]
+        counts = torch.ones_like(data.X[:, 0]) if data.weights is None else data.weights
+        return V, data.Y - prior_mean(model.mean, data.X), counts
 
     def _remembered(
-        self, L: Float[Tensor, "K K"], *, match: Matches | None = None
+        self, L: Float[Tensor, "K K"], *, match: Matches | None = None, fixed: bool = False
     ) -> list[Moments]:
-        """Return the moments of the remembered rows, differentiable."""
+        """Return the moments of the remembered rows, differentiable.
+
+        Args:
+            fixed: whether the precisions of the memory do not depend on the noise.
+        """
         V, left = self._projection(L, match=match)
         mean = prior_mean(self.model.mean, self.memory.Z)
-        return memory_moments(self.memory, V, left, mean=mean, noise=_noise(self.model))
+        noise = None if fixed else _noise(self.model)
+        return memory_moments(self.memory, V, left, mean=mean, noise=noise)
 
     def _projection(
         self, L: Float[Tensor, "K K"], *, match: Matches | None = None
@@ -414,6 +454,11 @@ class OnlineGP:
 
     def _check(self, data: Dataset) -> None:
         self.model.check(data)
+        if data.noise is not None and bool((data.noise != data.noise[:, :1]).any()):
+            raise InputError(
+                "the known noise of a stream must be the same for all targets of a row; it differs "
+                "in the batch. Fit one model per target, or all rows together."
+            )
         P = data.P if isinstance(self.model, SparseGP) else self.model.P
         if self.memory.P != P:
             raise InputError(

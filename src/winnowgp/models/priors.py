@@ -54,6 +54,14 @@ def add_weak_priors(module: nn.Module) -> None:
             _register(part, "noise", *_NOISE)
 
 
+def remove_priors(module: nn.Module) -> None:
+    """Remove all priors that are registered on a module and its parts."""
+    for part in module.modules():
+        priors = getattr(part, "_priors", {})
+        for name in [*priors]:
+            del priors[name], part._modules[name]
+
+
 @final
 class LongLengthscalePrior(LogNormalPrior):
     """A log-normal density below its mode exp(loc − scale²), and its largest value above it.

@@ -17,9 +17,14 @@ from winnowgp.plots.animation import Animation
 from winnowgp.plots.style import COLOURS
 from winnowgp.report.sentences import counted
 
+# Of a batch before it was learnt; a longer label would not fit beside small axes.
+_DENSITY = "log density\n(nats)"
+
 
 def draw_stream(batches: Sequence[Any], axes: Sequence[Axes], *, first: int = 1) -> Sequence[Axes]:
     """Draw the inducing points, log density and seconds of each batch, one below the other.
+
+    The log density is that of the batch before it was learnt, per observation.
 
     Args:
         batches: records of the batches, such as `batches_` of an estimator.
@@ -34,7 +39,7 @@ def draw_stream(batches: Sequence[Any], axes: Sequence[Axes], *, first: int = 1)
     points.set_ylabel("inducing points")
     points.legend(loc="upper left", fontsize=8)
     density.plot(numbers, [b.log_density for b in batches], color=COLOURS["posterior"])
-    density.set_ylabel("log density of the\nbatch before it\nwas learnt (nats)")
+    density.set_ylabel(_DENSITY)
     seconds.plot(numbers, [b.seconds for b in batches], color=COLOURS["posterior"])
     seconds.set(ylabel="seconds", xlabel="batch", ylim=(0, None))
     for ax in axes:
@@ -164,7 +169,7 @@ def draw_stream_frame(
     values = np.array([frame.log_density for frame in frames])
     density.plot(range(1, index + 2), values[: index + 1], color=COLOURS["posterior"], marker=".")
     density.set(xlim=(0.5, len(frames) + 0.5), ylim=_limits(values[np.isfinite(values)]))
-    density.set(xlabel="batch", ylabel="log density of the\nbatch before it\nwas learnt (nats)")
+    density.set(xlabel="batch", ylabel=_DENSITY)
     density.xaxis.set_major_locator(MaxNLocator(integer=True))
     return axes
 

@@ -5,6 +5,11 @@ Each batch takes the steps of a fit, on the bound of the batch and of all rows t
 hyper-parameters are optimised; backward elimination gives the frontier, old points and rows alike,
 and the goal picks a size; on request the points are moved. An old point has an exact price, the
 nats of batch and memory that are lost without it.
+
+The memory has points of its own, which include those of the model: what it loses is lost for all
+later batches and hyper-parameters, and what the model leaves out is not. So the points of the
+memory give up a tenth of a tolerance in all batches together, and those of the model the rest, in
+each batch anew.
 """
 
 from collections.abc import Callable
@@ -40,6 +45,8 @@ FRESH = 512
 
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
+# Share of the tolerance that the memory may give up, and points of it per point of the model.
+_MEMORY, _MOST_MEMORY = 0.1, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -50,19 +57,21 @@ class StreamUpdate:
     """A model after one more batch."""
 
     online: OnlineGP
-    """The model; its memory contains the batch."""
+    """The model at the points of its memory, which contains the batch."""
     posterior: Posterior
     frontier: Frontier
     """ELBO of batch and memory for each number of inducing points."""
     elbo: float
     """Nats of all rows that are remembered, the batch included."""
+    gap: float
+    """Nats that the posterior gives up: those of the memory, and those of its own selection."""
     given_up: float
-    """Nats that the selections of all batches have given up, this one included."""
-    added: int
-    dropped: int
+    """Nats that the memory has given up in all batches, this one included."""
     moved: int
     kept: Bool[Tensor, " M"]
-    """Which of the old inducing points are left; they come first in the posterior, in order."""
+    """Which points of the old memory are left; they come first in the new one, in order."""
+    selected: Bool[Tensor, " K"]
+    """Which points of the new memory are the inducing points of the posterior."""
 
 
 def update(
@@ -74,22 +83,24 @@ def update(
     earlier: float = 0.0,
     fresh: int = FRESH,
     learn: bool = True,
+    waiting: float = 0.0,
     move: bool = False,
 ) -> StreamUpdate:
     """Return a model that has seen one more batch; `online` stays as it is.
 
-    A tolerance is the largest gap in nats per observation that is remembered: what the selections
-    of all batches give up together stays below it. Nats that one batch does not use are left to
-    later ones, and old points that cost more than a batch may give up can leave after some of them.
+    A tolerance is the largest gap in nats per observation that is remembered: what the memory has
+    given up in all batches and the selection of this one stay below it together. Nats that the
+    memory does not use are left to later batches.
 
     Args:
-        online: the model, whose candidates are its inducing points, and its memory.
+        online: the model, whose candidates are the points of its memory.
         data: the batch, on the device of the model.
         goal: rule for the number of inducing points.
-        given_up: nats that earlier selections gave up.
+        given_up: nats that the memory gave up in earlier batches.
         earlier: number of observations of `data` that are of earlier batches.
         fresh: largest number of rows of the batch that become candidates.
         learn: whether to optimise hyper-parameters.
+        waiting: number of earlier observations since they were last optimised.
         move: whether to optimise the locations of the selected points as well.
 
     Raises:
@@ -106,38 +117,54 @@ def update(
 
     pool = pool_of(online)
     if learn:
-        pool = pool_of(_learnt(pool, data, pool_of, earlier=earlier))
+        before = online.memory.observations + earlier - waiting
+        pool = pool_of(_learnt(pool, data, pool_of, before=before))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
         frontier = elimination_frontier(statistics)
     reference = frontier.bounds.max().item()
     if isinstance(goal, Tolerance):
-        goal = _remaining(goal, online, data, reference, given_up)
+        goal = _within(goal, online, data, reference)
+        tolerance = goal.nats
+        goal = _remaining(goal, given_up, frontier.N)
     M = goal.size(frontier, reference=reference)
-    mask = frontier.masks[M]
+    # A fit may have given up all of its tolerance; the memory then has that of the batch.
+    share = max(frontier.N - given_up / (_MEMORY * tolerance), data.observations - earlier)
+    K = frontier.smallest(_MEMORY * tolerance * share / frontier.N, reference=reference)
+    K = pool.model.K if fixed else max(M, min(K, _MOST_MEMORY * M))
+    mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask])
+    remembering, part = pool.with_candidates(pool.model.candidates[own]), mask[own]
+    L_own, own_moments = restrict_moments(L, moments, own)
     L, moments = restrict_moments(L, moments, mask)
     elbo, moved = _total(moments), 0
-    given_up += max(reference - elbo, 0.0)
+    lost = max(reference - frontier.bounds[K].item(), 0.0)
+    gap = given_up + max(reference - elbo, 0.0)
     if move and M:
         shifted = selected.with_candidates(selected.model.candidates)
         _optimise(shifted, data, move=True)
         after = shifted.moments(data)
         if _total(after[1]) > elbo:
-            selected, (L, moments), moved = shifted, after, M
+            # The memory moves along.
+            (L, moments), moved, lost = after, M, gap - given_up
+            (L_own, own_moments), own, part = after, mask, mask[mask]
+            selected = remembering = shifted
             elbo = _total(moments)
-    held = int(mask[: len(old)].sum())
+    if online.memory.fixed is None and not data.has_noise:
+        remembering = remembering.remembering(L_own, own_moments)
+    else:
+        remembering = remembering.after(data)
     return StreamUpdate(
-        online=selected.remembering(L, moments),
+        online=remembering,
         posterior=selected.posterior(L, moments),
         frontier=frontier,
         elbo=elbo,
-        given_up=given_up,
-        added=M - held,
-        dropped=len(old) - held,
+        gap=gap,
+        given_up=given_up + lost,
         moved=moved,
-        kept=mask[: len(old)].cpu(),
+        kept=own[: len(old)].cpu(),
+        selected=part.cpu(),
     )
 
 
@@ -150,6 +177,8 @@ def _with_fresh(
     """
     kernel, X = online.model.kernel, data.X
     noise = online.model.noise.item() if isinstance(online.model, SparseGP) else 1.0
+    if data.noise is not None:
+        noise = 1 / (1 / (noise + data.noise)).mean().item()
     stop = 2 * noise * _UNSEEN * tolerance * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
@@ -160,16 +189,18 @@ def _learnt(
     data: Dataset,
     pool_of: Callable[[OnlineGP], OnlineGP],
     *,
-    earlier: float,
+    before: float,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
     A column that hardly varied in early batches has a long lengthscale, at which the bound is flat.
     Whenever the number of observations has grown by half, a start with shorter ones is tried too,
     with the rows as candidates that these need.
+
+    Args:
+        before: number of observations when hyper-parameters were last optimised.
     """
-    starts = [pool]
-    before, after = pool.memory.N + earlier, pool.memory.N + data.observations
+    starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
         shorter = pool.with_candidates(pool.model.candidates)
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
@@ -205,7 +236,7 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
     model = online.model
     model.candidates.requires_grad_(move)
     before = deepcopy(model.state_dict())
-    gain = max(_GAIN * (online.memory.N + data.observations), _LEAST_GAIN)
+    gain = max(_GAIN * (online.memory.observations + data.observations), _LEAST_GAIN)
     try:
         with threads_for(10.0 * model.K**3):
             maximise_elbo(
@@ -220,23 +251,38 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
     model.candidates.requires_grad_(False)
 
 
-def _remaining(
-    goal: Tolerance, online: OnlineGP, data: Dataset, reference: float, given_up: float
-) -> Tolerance:
+def _within(goal: Tolerance, online: OnlineGP, data: Dataset, reference: float) -> Tolerance:
+    """Return the tolerance for rows on which the largest model gains little over a constant."""
+    if not isinstance(online.model, SparseGP):
+        return goal
+    N = online.memory.observations + data.observations
+    return goal.within(reference - _constant_bound(online, data), N=N)
+
+
+def _remaining(goal: Tolerance, given_up: float, N: float) -> Tolerance:
     """Return the tolerance that earlier batches have left, per observation that is remembered."""
-    N = online.memory.N + data.observations
-    if isinstance(online.model, SparseGP):
-        goal = goal.within(reference - _constant_bound(online, data), N=N)
     # Points that cost nothing but rounding errors may always leave.
     return replace(goal, nats=max(goal.nats - given_up / N, 1e-9))
 
 
+@torch.no_grad()
 def _constant_bound(online: OnlineGP, data: Dataset) -> float:
-    """Return the log-likelihood of all rows under the best constant variance, in nats."""
-    memory, N = online.memory, online.memory.N + data.observations
-    square = memory.y.square().sum() + memory.residual + data.weighted(data.Y.square()).sum()
-    count = N * memory.P
-    return -0.5 * count * (log(2 * pi * max(square.item() / count, 1e-300)) + 1)
+    """Return the log-likelihood of all rows under the best constant, in nats.
+
+    It has the noise of the model, multiplied by the best factor. What is remembered of known noise
+    is not multiplied.
+    """
+    memory, noise, P = online.memory, online.model.likelihood.noise, online.memory.P
+    variance = noise if data.noise is None else noise + data.noise
+    square = (memory.y.square().sum() + memory.residual) / noise
+    square = square + data.weighted(data.Y.square() / variance).sum()
+    scale = data.weighted((2 * pi * variance).log().expand_as(data.Y)).sum()
+    scale = scale + memory.N * P * (2 * pi * noise).log()
+    count = (memory.N + data.observations) * P
+    bound = -0.5 * (scale.item() + count * (log(max(square.item() / count, 1e-300)) + 1))
+    if memory.fixed is not None:
+        bound -= 0.5 * (memory.fixed.y.square().sum() + memory.fixed.residual).item()
+    return bound
 
 
 def _total(moments: list[Moments]) -> float:
