@@ -125,8 +125,13 @@ def maximise_evidence(
     first, *others = _stages(rows)
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
     comparison = others[0] if others else first
-    starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
-    ranked = search.optimise(starts, comparison)
+    starts = search.single_columns(min(rows, STAGES[-1]))
+    if others:
+        ranked = search.optimise([*search.continued(ranked), *starts], comparison)
+    else:
+        # The first of those that continue is an optimum of these rows already.
+        ranked += search.optimise([*search.continued(ranked)[1:], *starts], comparison)
+        ranked.sort(key=_descending)
     ranked += search.optimise(search.other_kernels(ranked, first), comparison)
     ranked.sort(key=_descending)
     kernels = _best_of_each(ranked, len(models))

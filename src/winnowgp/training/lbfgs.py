@@ -1,8 +1,11 @@
 """L-BFGS with a line search that rejects failed evaluations.
 
 The inverse Hessian is stored in its compact form (Byrd, Nocedal and Schnabel 1994): a direction
-costs four thin products and two small triangular solves. SciPy's L-BFGS-B can neither reject a
-failed evaluation nor stop by a gain in nats. `Coordinates` makes one scaled vector of the
+costs six thin products and two small triangular solves. It starts from a diagonal matrix that is
+updated in every step (Gilbert and Lemaréchal 1989), because curvatures differ between parameters;
+with 100 pairs instead of 50 and a multiple of the identity, inducing points and hyper-parameters of
+kin8nm take three quarters of the evaluations. SciPy's L-BFGS-B can neither reject a failed
+evaluation nor stop by a gain in nats. `Coordinates` makes one scaled vector of the
 parameters of a model.
 """
 
@@ -30,6 +33,10 @@ from winnowgp.typing import Scalar
 
 # Number of pairs from which the curvature estimate is used to stop.
 _RELIABLE = 5
+# Pairs that are stored, and the elements of their steps at most.
+_MEMORY, _ELEMENTS = 100, 2**24
+# Largest ratio of an entry of the diagonal to the mean curvature along the last step.
+_SPREAD = 1e3
 
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
 
@@ -76,7 +83,7 @@ def maximise(
     start: Float[Tensor, " n"],
     *,
     stop: Stop,
-    memory: int = 50,
+    memory: int | None = None,
     on_step: Callable[[int, float], None] = lambda step, value: None,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
     scratch: Mapping[str, Stateful] | None = None,
@@ -84,7 +91,8 @@ def maximise(
     """Return a local maximum that is no lower than the objective at `start`.
 
     Args:
-        memory: number of pairs of steps and gradient changes that are stored.
+        memory: number of pairs of steps and gradient changes that are stored; 100 by default, fewer
+            for more than 168,000 parameters.
         on_step: called with the number of each iteration and the nats after it; may raise
             `EndPhase`.
         checkpoint_log: log in which this optimisation is recorded.
@@ -94,6 +102,7 @@ def maximise(
         TrainingError: the objective cannot be computed at `start`.
     """
     line = _Line(objective, checkpoint_log.process_group)
+    memory = memory or max(1, min(_MEMORY, _ELEMENTS // max(len(start), 1)))
     pairs, path = _Pairs(memory, start.device), _Path(start)
     stage = checkpoint_log.stage(
         {"path": path, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
@@ -244,7 +253,7 @@ def _beyond(trial: float, step: float, high: float) -> float:
 
 @final
 class _Pairs:
-    """Steps s and gradient changes y, newest last, with their inner products."""
+    """Steps s and gradient changes y, newest last, and the diagonal of the first inverse Hessian."""
 
     def __init__(self, memory: int, device: torch.device | None = None) -> None:
         self._memory, self._device = memory, device
@@ -254,19 +263,17 @@ class _Pairs:
         return len(self._S)
 
     def clear(self) -> None:
-        self._S = self._Y = self._SY = self._YY = torch.zeros(0, 0)
-        self._gamma = 1.0
+        self._S = self._Y = self._SY = torch.zeros(0, 0)
+        self._diagonal = torch.ones(())
 
     def state_dict(self) -> dict[str, Any]:
-        tensors = {"S": self._S, "Y": self._Y, "SY": self._SY, "YY": self._YY}
-        return {**tensors, "gamma": self._gamma}
+        return {"S": self._S, "Y": self._Y, "SY": self._SY, "diagonal": self._diagonal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        names = ("S", "Y", "SY", "YY")
-        self._S, self._Y, self._SY, self._YY = (
+        names = ("S", "Y", "SY", "diagonal")
+        self._S, self._Y, self._SY, self._diagonal = (
             state[name].to(device=self._device) for name in names
         )
-        self._gamma = state["gamma"]
 
     def add(self, s: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> None:
         """Store a step if the curvature along it is positive."""
@@ -275,23 +282,40 @@ class _Pairs:
             return
         if not len(self):
             self._S = self._Y = s.new_zeros(0, len(s))
-            self._SY = self._YY = s.new_zeros(0, 0)
+            self._SY, self._diagonal = s.new_zeros(0, 0), torch.ones_like(s)
         old = 1 if len(self) == self._memory else 0
         self._S = torch.cat([self._S[old:], s[None]])
         self._Y = torch.cat([self._Y[old:], y[None]])
         self._SY = _bordered(self._SY[old:, old:], self._S @ y)
-        self._YY = _bordered(self._YY[old:, old:], self._Y @ y)
-        self._gamma = sy / float(y @ y)
+        self._diagonal = _updated_diagonal(self._diagonal, s, y)
 
     def direction(self, gradient: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return the ascent direction H g, with H the compact inverse Hessian."""
         if not len(self):
             return gradient
-        gamma, R = self._gamma, self._SY.triu()
+        D, R = self._diagonal, self._SY.triu()
         p = torch.linalg.solve_triangular(R, (self._S @ gradient)[:, None], upper=True)[:, 0]
-        inner = self._SY.diagonal() * p + gamma * (self._YY @ p - self._Y @ gradient)
+        rest = D * (gradient - p @ self._Y)
+        inner = self._SY.diagonal() * p - self._Y @ rest
         q = torch.linalg.solve_triangular(R.mT, inner[:, None], upper=False)[:, 0]
-        return gamma * gradient + q @ self._S - (gamma * p) @ self._Y
+        return rest + q @ self._S
+
+
+def _updated_diagonal(
+    D: Float[Tensor, " n"], s: Float[Tensor, " n"], y: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
+    """Return the inverse of the diagonal of the BFGS update of D⁻¹.
+
+        D ← D · sᵀy / yᵀDy,   then   D⁻¹ ← D⁻¹ + y²/sᵀy − (D⁻¹s)²/sᵀD⁻¹s
+    """
+    sy = s @ y
+    D = D * (sy / (y @ (D * y)))
+    scaled = s / D
+    updated = (D.reciprocal() + y.square() / sy - scaled.square() / (s @ scaled)).reciprocal()
+    # The inverse Hessian along the last step.
+    gamma = sy / (y @ y)
+    # Positive in exact arithmetic.
+    return torch.where(updated > 0, updated, D).clamp(gamma / _SPREAD, gamma * _SPREAD)
 
 
 def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Tensor, "k k"]:
