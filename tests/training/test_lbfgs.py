@@ -190,7 +190,10 @@ def test_lbfgs_empty_vector() -> None:
 def test_lbfgs_direction_matches_dense_inverse_hessian(
     count: int, generator: torch.Generator
 ) -> None:
-    """Both have the same pairs; with memory for five, the last five of twelve count."""
+    """Both have the same pairs; with memory for five, the last five of twelve count.
+
+    The first matrix is the diagonal of the BFGS update of a diagonal Hessian, for all twelve.
+    """
     n, memory = 7, 5
     A = torch.randn(n, n, generator=generator, dtype=torch.float64)
     A = A @ A.mT + torch.eye(n)
@@ -201,8 +204,12 @@ def test_lbfgs_direction_matches_dense_inverse_hessian(
         pairs.add(s, A @ s)
     assert len(pairs) == min(count, memory)
     eye = torch.eye(n, dtype=torch.float64)
-    newest = A @ S[-1]
-    H = (S[-1] @ newest) / (newest @ newest) * eye
+    H = eye
+    for s in S:
+        y = A @ s
+        B = torch.linalg.inv(H * (s @ y) / (y @ H @ y))
+        B = B - torch.outer(B @ s, B @ s) / (s @ B @ s) + torch.outer(y, y) / (s @ y)
+        H = torch.linalg.inv(B.diagonal().diag())
     for s in S[-memory:]:
         y = A @ s
         V = eye - torch.outer(y, s) / (s @ y)

@@ -14,7 +14,8 @@ from helpers import oracles
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models import SparseGP
-from winnowgp.training.lbfgs import Coordinates, Stop, maximise_elbo
+from winnowgp.training.coordinates import Coordinates
+from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.typing import Scalar
 
 STOP = Stop(gain=1e-9, window=10, iterations=200)

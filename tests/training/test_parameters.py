@@ -13,7 +13,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
-from winnowgp.training.lbfgs import Coordinates
+from winnowgp.training.coordinates import Coordinates
 
 LIMIT = 1e-6
 close: dict[str, Any] = {"rtol": 1e-11, "atol": 1e-12}

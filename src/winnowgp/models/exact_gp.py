@@ -22,14 +22,17 @@ from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
 from winnowgp.typing import Scalar, TargetNoise
 
 
-def evidence(kernel: Kernel, *, data: Dataset, mean: Mean, noise: TargetNoise) -> Scalar:
-    """Return the exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³)."""
-    blocks = RowBlocks.of(data, size=data.N)
-    chunked, inputs = chunked_kernel(kernel, data.X, blocks)
+def evidence(kernel: Kernel, *, blocks: RowBlocks, mean: Mean, noise: TargetNoise) -> Scalar:
+    """Return the exact log evidence in nats, differentiable in kernel, mean and `noise`; O(N³).
+
+    Args:
+        blocks: all rows in one block.
+    """
+    (block,) = blocks
+    chunked, inputs = chunked_kernel(kernel, block.X, blocks)
     row_mean, more = chunked_mean(mean)
 
     def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-        block = next(iter(blocks))
         result = evidence_gradient(
             chunked, block, mean=row_mean, noise=noise.detach(), groups=blocks.groups
         )

@@ -453,7 +453,7 @@ def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> 
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
     whole = data.N * M <= 250_000
     part = data if whole else steps.part(max(2000, 4 * M, data.N // 8))
-    start = steps.successive_halving(steps.starts(M), on=part, iterations=30)
+    start = steps.successive_halving(steps.starts(M), on=part, iterations=20)
     if not whole:
         # Blocks of rows in float32 take half the time; a few steps in double precision follow.
         start, _ = steps.optimise(start, stop=stop, precision="mixed")

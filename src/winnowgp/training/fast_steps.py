@@ -406,25 +406,22 @@ class FastSteps(Generic[Model]):
         function with more noise.
         """
         if self.initialization is None:
-            # The optimisation with M points moves hyper-parameters on; more rows took longer (three
-            # seconds for 1,000) and ended no higher.
-            self.initialise(STAGES[1])
+            # The optimisation with M points moves hyper-parameters on; more rows took longer (two
+            # seconds for 500, three for 1,000) and ended no higher.
+            self.initialise(STAGES[0])
         assert self.initialization is not None
         if self.earlier is not None:
             return [self._resized(self.model, M)]
         initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
-        starts = [self._eliminated(soft, M)]
+        starts = [self._eliminated(soft, M), self._eliminated(smooth, M)]
         if M > 32:
             starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
-            starts += [
-                self._eliminated(smooth, M),
-                self._centres(smooth, M),
-                self._centres(soft, M),
-            ]
+            starts.append(self._centres(smooth, M))
         if M <= 16:
+            starts.append(self._centres(soft, M))
             smoother = initialization.scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
             starts += [self._centres(smooth, M), self._centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
@@ -479,8 +476,8 @@ class FastSteps(Generic[Model]):
         if len(source.unique(dim=0)) <= M:
             return model.with_candidates(source[:M])
         (centres,) = self._process_group.broadcast(
-            initialization.cluster_centres(
-                source, M, generator=self._context.generator, init="random", max_iter=20
+            initialization.random_start_centres(
+                source, M, generator=self._context.generator, max_iter=20
             )
         )
         return model.with_candidates(centres)

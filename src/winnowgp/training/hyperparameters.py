@@ -25,10 +25,16 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.linalg import threads_for
+from winnowgp.linalg import (
+    definite_cholesky,
+    half_log_det,
+    solve_lower,
+    squared_norm,
+    threads_for,
+)
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.kernels import copy_module
+from winnowgp.models.kernels import copy_module, covariance, prior_mean
 from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -52,6 +58,11 @@ _FEW, _SHORTLY = 3, 12
 # With many rows, the bound of one inducing point in so many rows stands for the evidence where it
 # is at most so many nats per observation lower.
 _ROWS_PER_POINT, _CLOSE = 8, 2e-3
+# Optima of fewer rows that are so many nats per observation below the best have lost.
+_LOST = 0.02
+# Hyper-parameters approach an optimum if their divergence from it is at most so many times what
+# they lack, plus so many nats per observation; rows by which it is computed.
+_QUADRATIC, _EQUAL, _COMPARED = 4.0, 2e-3, 300
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
 
@@ -125,8 +136,13 @@ def maximise_evidence(
     first, *others = _stages(rows)
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
     comparison = others[0] if others else first
-    starts = [*search.continued(ranked), *search.single_columns(min(rows, STAGES[-1]))]
-    ranked = search.optimise(starts, comparison)
+    starts = search.single_columns(min(rows, STAGES[-1]))
+    if others:
+        ranked = search.optimise([*search.continued(ranked), *starts], comparison)
+    else:
+        # The first of those that continue is an optimum of these rows already.
+        ranked += search.optimise([*search.continued(ranked)[1:], *starts], comparison)
+        ranked.sort(key=_descending)
     ranked += search.optimise(search.other_kernels(ranked, first), comparison)
     ranked.sort(key=_descending)
     kernels = _best_of_each(ranked, len(models))
@@ -136,7 +152,7 @@ def maximise_evidence(
     for count in others[1:]:
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
-        ranked = search.optimise(search.continued(ranked)[:most], count)
+        ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
         # A slope that pays with all rows may not have paid with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
@@ -178,24 +194,37 @@ class _Search(Generic[Model]):
         rows = representative_rows(self.models[0], self.data, self.order, count)
         return with_unit_weights(self.models[0], rows)
 
-    def optimise(self, starts: Sequence[Start[Model]], count: int) -> list[Optimum[Model]]:
+    def optimise(
+        self, starts: Sequence[Start[Model]], count: int, *, continued: bool = False
+    ) -> list[Optimum[Model]]:
         """Return the optimum of each start on `count` rows, the best first.
 
-        Of many starts, the worse half is given up after a few iterations, except for the best of
-        each kernel. Of starts on many rows, all but the best are.
+        All are compared after a few iterations. Those that approach an optimum which another start
+        has reached are not continued. Of many starts, nor is the worse half, except for the best of
+        each kernel; of starts on many rows, all but the best.
+
+        Args:
+            continued: whether the starts are optima of fewer rows; those far below the best have
+                lost then.
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
-        if len(starts) <= (1 if expensive else _FEW):
+        if len(starts) <= 1:
             return self._ranked(starts, rows, stop)
         first = self._ranked(starts, rows, Stop(stop.gain, stop.window, _SHORTLY))
-        half = first[: 1 if expensive else (len(first) + 1) // 2]
+        most = (len(first) + 1) // 2 if len(first) > _FEW else _FEW
+        half = first[: 1 if expensive else most]
         best = [] if expensive else _best_optima(first)
-        promising = [o for o in first if o in half or o in best]
-        others = [o for o in first if o not in promising]
-        again = [Start(optimum.model, optimum.kernel) for optimum in promising]
-        ranked = [*self._ranked(again, rows, stop), *others]
+        ranked: list[Optimum[Model]] = []
+        for optimum in first:
+            lost = continued and optimum.objective < first[0].objective - _LOST * rows.observations
+            known = any(approaches(optimum, other, rows) for other in ranked)
+            if lost or known or (optimum not in half and optimum not in best):
+                ranked.append(optimum)
+            else:
+                start = Start(optimum.model, optimum.kernel)
+                ranked += self._ranked([start], rows, stop)
         return sorted(ranked, key=_descending)
 
     def _ranked(
@@ -345,6 +374,48 @@ def optimise_evidence(
     except TrainingError:
         return -inf, 0
     return maximum.value, maximum.iterations
+
+
+def approaches(optimum: Optimum[Model], other: Optimum[Model], rows: Dataset) -> bool:
+    """Return whether hyper-parameters of lower evidence are near the optimum `other`.
+
+    Near a maximum of the evidence the nats that are missing are about half the squared distance in
+    the metric of the information matrix, and so is the KL divergence between the distributions of
+    the targets. Where that is much larger, the hyper-parameters belong to another mode.
+    """
+    if optimum.kernel != other.kernel or optimum.objective > other.objective:
+        return False
+    missing = (other.objective - optimum.objective) / rows.observations
+    part = rows.part(slice(_COMPARED))
+    return divergence(other.model, optimum.model, part) <= part.N * (_QUADRATIC * missing + _EQUAL)
+
+
+@torch.no_grad()
+def divergence(a: InducingModel, b: InducingModel, rows: Dataset) -> float:
+    """Return the KL divergence of the prior distributions of one target in some rows, in nats.
+
+    Infinite for other likelihoods than Gaussian noise that is the same for all rows and targets,
+    and where a covariance cannot be factorised.
+
+        KL = ½ [tr(B⁻¹A) − N + log|B| − log|A| + Δᵀ B⁻¹ Δ],   Δ = difference of the means
+    """
+    if not (isinstance(a, SparseGP) and isinstance(b, SparseGP)):
+        return inf
+    if a.noise.numel() > 1 or rows.noise is not None:
+        return inf
+    try:
+        L_a, L_b = (
+            definite_cholesky(
+                covariance(model.kernel, rows.X, rows.X)
+                + model.noise * torch.eye(rows.N).to(rows.X)
+            )
+            for model in (a, b)
+        )
+    except NotPositiveDefiniteError:
+        return inf
+    means = prior_mean(a.mean, rows.X) - prior_mean(b.mean, rows.X)
+    trace = squared_norm(solve_lower(L_b, L_a)) + squared_norm(solve_lower(L_b, means))
+    return (0.5 * (trace - rows.N) + half_log_det(L_b) - half_log_det(L_a)).item()
 
 
 @torch.no_grad()

@@ -262,16 +262,32 @@ def principal_latents(
     return X
 
 
+def random_start_centres(
+    X: Float[Tensor, "N D"], count: int, *, generator: torch.Generator, max_iter: int
+) -> Float[Tensor, "count D"]:
+    """Return the centres of clusters after some iterations of k-means from random rows.
+
+    It needs no scikit-learn, whose import takes longer. A cluster without rows keeps its centre.
+    """
+    rows = torch.randperm(len(X), generator=generator, device=generator.device)[:count]
+    centres, ones = X[rows.to(X.device)], X.new_ones(len(X))
+    for _ in range(max_iter):
+        # ‖x − c‖² = ‖x‖² − 2⟨x, c⟩ + ‖c‖²
+        nearest = (centres.square().sum(1) - 2 * (X @ centres.mT)).argmin(1)
+        sizes = torch.zeros_like(centres[:, 0]).index_add_(0, nearest, ones)[:, None]
+        sums = torch.zeros_like(centres).index_add_(0, nearest, X)
+        moved = torch.where(sizes > 0, sums / sizes.clamp_min(1), centres)
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres
+
+
 def cluster_centres(
-    X: Float[Tensor, "N D"],
-    count: int,
-    *,
-    generator: torch.Generator,
-    init: str = "k-means++",
-    max_iter: int,
+    X: Float[Tensor, "N D"], count: int, *, generator: torch.Generator, max_iter: int
 ) -> Float[Tensor, "count D"]:
     """Return the centres of k-means clusters, with a seed from the generator."""
-    return kmeans(X, count, seed=draw_seed(generator), init=init, max_iter=max_iter)
+    return kmeans(X, count, seed=draw_seed(generator), max_iter=max_iter)
 
 
 def kmeans(
