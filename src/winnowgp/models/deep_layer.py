@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from winnowgp.bounds.collapsed import Subset
-from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
+from winnowgp.bounds.uncollapsed import marginals, subset_marginal
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
@@ -37,8 +37,13 @@ class LayerPoints:
     """False for padding of the smaller subsets."""
 
     def kl(self) -> Float[Tensor, "*S"]:
-        """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
-        return whitened_kl(self.q_mean, self.q_factor)
+        """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats; the factors are triangular.
+
+        ½ Σ_p [‖F_p‖² + ‖m_p‖² − M − 2 Σ_i log |F_ii|]
+        """
+        squares = self.q_mean.square().sum((-2, -1)) + self.q_factor.square().sum((-3, -2, -1))
+        diagonal = self.q_factor.diagonal(dim1=-2, dim2=-1)
+        return 0.5 * squares - (diagonal.abs().log() + 0.5).sum((-2, -1))
 
     def over_samples(self) -> "LayerPoints":
         """Add an axis for samples after the axis of the subsets."""
@@ -152,6 +157,22 @@ class DeepLayer(nn.Module):
         """Return a new layer with only the selected candidates, and their marginal of q(u)."""
         points = self.subset_points(mask[None])
         return self.with_q(self.candidates[mask], points.q_mean[0], points.q_factor[0])
+
+    @torch.no_grad()
+    def grown(self, points: Float[Tensor, "J D"]) -> "DeepLayer":
+        """Return a new layer with further candidates and the same q(f).
+
+        Their q(u) given the others is the prior: in whitened coordinates N(0, I), independent of
+        the others, which adds nothing to the KL divergence.
+        """
+        J, P = len(points), self.P
+        new = torch.eye(J, dtype=points.dtype, device=points.device).repeat(P, 1, 1)
+        blocks = zip(self.q_factor.tril(), new, strict=True)
+        return self.with_q(
+            torch.cat([self.candidates, points]),
+            torch.cat([self.q_mean, self.q_mean.new_zeros(J, P)]),
+            torch.stack([torch.block_diag(*pair) for pair in blocks]),
+        )
 
     def with_q(
         self,
