@@ -178,6 +178,54 @@ def test_layer_training_natural_steps_match_sites(size: int | None) -> None:
         assert torch.equal(parameter, before[name]) is not moved, name
 
 
+@pytest.mark.parametrize("seen", ["gaussian", "softmax"])
+@pytest.mark.parametrize("size", [None, 5])
+def test_layer_training_hidden_covariances_follow_sites(seen: str, size: int | None) -> None:
+    """At a learning rate of zero the covariances of hidden layers move towards their sites'."""
+    settings = {"widths": (2, 2), "K": (4, 3, 3), "skip_connections": True}
+    model, twin, data = deep(seen, **settings), deep(seen, **settings), rows(seen, N=10)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = LayerTraining(0.0, samples=2, hidden_rate=0.2, cooling=0.1)
+    parts = Minibatches(data, size, seeded(1))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
+    g, parts = seeded(2), Minibatches(data, size, seeded(1))
+    # The rate falls over the last third of the steps, to a tenth after the last one.
+    for rate in (0.2, 0.2, 0.2):
+        part = parts.next()
+        sites = deep_sites(twin, part, total=parts.total, eps=twin.base_samples(part.N, 2, g))
+        hidden = [
+            layer.with_q(layer.candidates, layer.q_mean, each.improved(layer, rate=rate).q_factor)
+            for layer, each in zip(twin.layers[:-1], sites, strict=False)
+        ]
+        twin = twin.with_layers([*hidden, twin.layers[-1]])
+    for ours, theirs in zip(model.layers, twin.layers, strict=True):
+        a, b = (layer.q_factor.detach().tril() for layer in (ours, theirs))
+        torch.testing.assert_close(a @ a.mT, b @ b.mT, rtol=1e-6, atol=1e-8)
+    for name, parameter in model.named_parameters():
+        moved = name in ("_layers.0.q_factor", "_layers.1.q_factor")
+        assert torch.equal(parameter, before[name]) is not moved, name
+
+
+def test_layer_training_natural_rates_fall_with_the_learning_rate() -> None:
+    """With a rate that falls to zero, the last of four steps changes almost nothing."""
+    model, data = deep(), rows(N=10)
+    changes, last = [], model.layers[-1]
+    before = last.q_mean.detach().clone()
+
+    def watch(progress: Progress) -> None:
+        changes.append((last.q_mean.detach() - before).abs().max().item())
+        before.copy_(last.q_mean.detach())
+
+    training = LayerTraining(0.0, samples=2, natural_rate=0.9, hidden_rate=0.9, cooling=1e-12)
+    factor = model.layers[0].q_factor.detach().clone()
+    context = TrainingContext(seeded(2), (watch,))
+    training.run(model, Minibatches(data, None, seeded(1)), "x", steps=30, context=context)
+    assert changes[0] > 0.1
+    assert not torch.equal(model.layers[0].q_factor, factor)
+    # The last layer's rate is never below 1 / step.
+    assert changes[-1] < 0.1 * changes[0]
+
+
 def test_layer_training_adam_excludes_natural_parameters() -> None:
     model, data = deep(), rows(N=10)
     sites = deep_sites(model, data, eps=model.base_samples(10, 1, seeded(2)))

@@ -22,6 +22,7 @@ from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction, deep_layers
+from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
@@ -30,6 +31,7 @@ from winnowgp.training import (
     FitResult,
     FixedAlpha,
     MaxCost,
+    MaxPredictTime,
     PaperSchedule,
     Schedule,
     Tolerance,
@@ -48,6 +50,8 @@ _HIDDEN_VARIANCE = 0.1
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
+# Numbers of candidates of a layer that grow.
+_FIRST_CANDIDATES, _MOST_CANDIDATES = 64, 1024
 _METHOD = validation.one_of("mixture", "matched")
 
 
@@ -80,7 +84,10 @@ class DeepEstimator(BaseGP, ABC):
             observation; 0.01 by default, unless another parameter sets the numbers of points.
         max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`
             fewer points are kept if they are within it.
-        n_candidates: number of candidates of each layer.
+        max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
+            this machine's CPU with `predict_samples`; allocated and combined like `max_cost`.
+        n_candidates: number of candidates of each layer; None starts with 64 and doubles them, up
+            to 1,024, as long as that gains more than the `tolerance`.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
@@ -100,7 +107,8 @@ class DeepEstimator(BaseGP, ABC):
         frontiers_: best ELBO for each number of inducing points in each layer, the other layers
             unchanged; None with the paper's schedule.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
-        elbo_gap_: nats per observation that pruning cost, before training continued.
+        elbo_gap_: nats per observation by which the ELBO is below that of the best model seen; with
+            `alpha` or a limit alone, what pruning cost before training continued.
     """
 
     layers: int = field(default=2, kw_only=False)
@@ -110,6 +118,7 @@ class DeepEstimator(BaseGP, ABC):
     skip_connections: bool = False
     alpha: str | float | tuple[float, ...] = "auto"
     max_cost: float | None = None
+    max_predict_us: float | None = None
     n_candidates: int | None = 100
     epochs: tuple[int, ...] | None = None
     batch_size: int | None = 1024
@@ -119,7 +128,6 @@ class DeepEstimator(BaseGP, ABC):
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "alpha": _alphas,
-        "n_candidates": validation.integer,
     }
 
     def _check_combination(self, params: validation.Parameters) -> None:
@@ -144,6 +152,11 @@ class DeepEstimator(BaseGP, ABC):
             raise InputError(
                 "`max_cost` is Σ M² over the layers and must allow one inducing point in each of "
                 f"{L} layers; got {self.max_cost!r}."
+            )
+        if params.n_candidates is None and params.tolerance is None:
+            raise InputError(
+                "`n_candidates` may be None with a `tolerance`, which decides when more candidates "
+                "gain too little; give a number of candidates, or a tolerance."
             )
         if params.epochs is None:
             params.epochs = _STEPS[params.schedule]
@@ -191,8 +204,8 @@ class DeepEstimator(BaseGP, ABC):
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
     ) -> Schedule:
-        del model, data, log
-        settings = {"samples": params.samples, "batch_size": params.batch_size}
+        del data
+        settings: dict[str, Any] = {"samples": params.samples, "batch_size": params.batch_size}
         if params.schedule == "paper":
             layerwise, pre, joint, post = params.epochs
             return PaperSchedule(
@@ -202,12 +215,18 @@ class DeepEstimator(BaseGP, ABC):
         if params.alpha is not None:
             goal = FixedAlpha(params.alpha)
         else:
-            limit = None if params.max_cost is None else MaxCost(params.max_cost)
-            goal = limit
+            goal = limit = _limit(model, params, log)
             if params.tolerance is not None:
                 goal = Tolerance(params.tolerance, limit=limit)
         assert goal is not None
-        training = DeepTraining(layerwise=layerwise, pre=pre, post=post, **settings)
+        training = DeepTraining(
+            layerwise=layerwise,
+            pre=pre,
+            post=post,
+            predict_samples=params.predict_samples,
+            max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
+            **settings,
+        )
         return FastSchedule(goal, deep=training)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
@@ -229,6 +248,22 @@ class DeepEstimator(BaseGP, ABC):
         inputs, posterior = self._inputs(X), self.posterior_
         predict = posterior.predict if method == "mixture" else posterior.predict_matched
         return self._predict_latent(inputs, predict, observed=observed)
+
+
+def _limit(
+    model: DeepGP, params: validation.Parameters, log: CheckpointLog
+) -> MaxCost | MaxPredictTime | None:
+    """Return the limit on the inducing points of all layers that the parameters specify."""
+    if params.max_cost is not None:
+        return MaxCost(params.max_cost)
+    if params.max_predict_us is None:
+        return None
+
+    def predict_us(sizes: tuple[int, ...]) -> float:
+        # A resumed fit does not measure again.
+        return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))
+
+    return MaxPredictTime(params.max_predict_us, predict_us)
 
 
 def layer_locations(
@@ -264,7 +299,7 @@ def _initial_deep_gp(
 
     layers = deep_layers(
         X,
-        X[order[: params.n_candidates]],
+        X[order[: params.n_candidates or _FIRST_CANDIDATES]],
         kernel=kernel,
         widths=(*params.width, observation_model(likelihood).num_latents(data.P)),
         skip_connections=params.skip_connections,
@@ -320,8 +355,8 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
     A deep GP suits functions that jump or whose smoothness varies, for which one kernel is a
     compromise. Inputs and targets are standardised internally.
 
-    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
-    together, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
     """
 
     def predict(
@@ -360,8 +395,8 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
     Two classes have one latent function and a probit likelihood; more classes have one latent
     function each and a softmax likelihood. Inputs are standardised internally.
 
-    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
-    together, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
     """
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

@@ -5,7 +5,15 @@ from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
-from winnowgp.training.goals import AllCandidates, FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
+from winnowgp.training.goals import (
+    AllCandidates,
+    FixedAlpha,
+    Goal,
+    MaxCost,
+    MaxPoints,
+    MaxPredictTime,
+    Tolerance,
+)
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.laplace import hyperparameter_mixture
 from winnowgp.training.paper import PaperSchedule
@@ -27,6 +35,7 @@ __all__ = [
     "Growth",
     "MaxCost",
     "MaxPoints",
+    "MaxPredictTime",
     "PaperSchedule",
     "PredictiveGap",
     "Progress",

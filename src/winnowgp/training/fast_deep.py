@@ -178,6 +178,9 @@ class _DeepSteps:
         most = self.training.max_candidates
         while most is not None and max(fitted.model.sizes) < min(most, self.data.N):
             larger = grow_candidates(fitted.model, self.data, most, self.context.generator)
+            if larger.sizes == fitted.model.sizes:
+                # All inputs are represented already.
+                break
             self.train(larger, "more candidates", self.training.pre)
             before, fitted = (
                 fitted,
