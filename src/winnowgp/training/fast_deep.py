@@ -175,8 +175,8 @@ class _DeepSteps:
 
     def grown(self, fitted: _Fitted, *, tolerance: float) -> _Fitted:
         """Double the candidates of every layer for as long as that gains more than a tolerance."""
-        most = self.training.max_candidates
-        while most is not None and max(fitted.model.sizes) < min(most, self.data.N):
+        most = min(self.training.max_candidates or 0, self.data.N)
+        while max(fitted.model.sizes) < most:
             larger = grow_candidates(fitted.model, self.data, most, self.context.generator)
             if larger.sizes == fitted.model.sizes:
                 # All inputs are represented already.
@@ -287,7 +287,7 @@ def grow_candidates(model: DeepGP, data: Dataset, most: int, generator: torch.Ge
     inputs = model.evaluated(rows, eps=eps).passed.inputs
     layers = []
     for layer, each in zip(model.layers, inputs, strict=True):
-        count = min(layer.K, most - layer.K)
+        count = max(min(layer.K, most - layer.K), 0)
         new = greedy_variance(layer.kernel, each[0], count, given=layer.candidates.detach())
         layers.append(layer.grown(each[0][new]))
     return model.with_layers(layers)
