@@ -132,6 +132,22 @@ def test_candidates_grow_while_they_gain_more_than_the_tolerance() -> None:
     assert all(M <= 100 for M in model.n_inducing_)
 
 
+def test_layers_auto_fits_the_preferred_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = steps(30)
+    short = regressor(layers="auto", epochs=(2, 6, 3), n_candidates=5).fit(X, y)
+    assert [score.layers for score in short.depths_] == [1, 2, 3]
+    seen = []
+
+    def third(starts: list[Any], data: Any, **settings: Any) -> tuple[int, tuple[()]]:
+        seen.extend(len(start.layers) for start in starts)
+        assert (settings["layerwise"], settings["steps"]) == (2, 3)
+        return 2, ()
+
+    monkeypatch.setattr(deep, "select_depth", third)
+    assert len(short.fit(X, y).n_inducing_) == 3
+    assert seen == [1, 2, 3]
+
+
 def test_several_targets_layers_widths_and_kernels() -> None:
     X, y = steps(40)
     two = np.column_stack([y, -3 * y])
@@ -232,6 +248,9 @@ def test_deep_regressor_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> No
     ("arguments", "words"),
     [
         ({"layers": 0}, "`layers` must be an integer"),
+        ({"layers": "auto", "width": (1, 2)}, "`width` must be one value for all layers"),
+        ({"layers": "auto", "schedule": "paper", "alpha": 1.0}, "`layers` must be a number"),
+        ({"layers": "deep"}, "`layers` must be an integer"),
         ({"width": (1, 2)}, "`width` must be one value, or one for each of 1 hidden layers"),
         ({"kernel": ("rbf",)}, "`kernel` must be one value, or one for each of 2 layers"),
         ({"kernel": "rbff"}, "the kernels are rbf"),

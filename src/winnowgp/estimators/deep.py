@@ -37,6 +37,7 @@ from winnowgp.training import (
     Tolerance,
 )
 from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.depth import select_depth
 from winnowgp.training.initialization import best_level
 from winnowgp.training.layer_training import select_start
 
@@ -50,6 +51,8 @@ _HIDDEN_VARIANCE = 0.1
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
+# Numbers of layers that "auto" compares.
+_DEPTHS = (1, 2, 3)
 # Numbers of candidates of a layer that grow.
 _FIRST_CANDIDATES, _MOST_CANDIDATES = 64, 1024
 _METHOD = validation.one_of("mixture", "matched")
@@ -62,12 +65,19 @@ def _alphas(name: str, value: Any) -> float | tuple[float, ...] | None:
     return validation.alpha_or_auto(name, value)
 
 
+def _layers(name: str, value: Any) -> int | None:
+    """Validate `layers`: a number, or None for "auto"."""
+    return None if isinstance(value, str) and value == "auto" else validation.integer(name, value)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepEstimator(BaseGP, ABC):
     """The base class of deep estimators, which select inducing points in each layer.
 
     Args:
-        layers: number of layers, the last one included.
+        layers: number of layers, the last one included; or "auto", which trains models of one, two
+            and three layers shortly on nine tenths of the rows and adds a layer if it predicts the
+            others better.
         width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
             by default the number of inputs.
         kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
@@ -98,6 +108,8 @@ class DeepEstimator(BaseGP, ABC):
 
     Attributes:
         n_inducing_: number of inducing points of each layer.
+        depths_: with `layers="auto"`, ELBO and held-out log density of each number of layers
+            (`winnowgp.training.DepthScore`); empty otherwise. It is not saved.
         inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
             the units of `X`, those of the others in the space of the layer's inputs.
         inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
@@ -111,7 +123,7 @@ class DeepEstimator(BaseGP, ABC):
             `alpha` or a limit alone, what pruning cost before training continued.
     """
 
-    layers: int = field(default=2, kw_only=False)
+    layers: int | str = field(default=2, kw_only=False)
     width: int | tuple[int, ...] | None = None
     kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
     hidden_mean: str = "auto"
@@ -128,10 +140,20 @@ class DeepEstimator(BaseGP, ABC):
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "alpha": _alphas,
+        "layers": _layers,
     }
 
     def _check_combination(self, params: validation.Parameters) -> None:
-        L = params.layers
+        if params.layers is None:
+            for name in ("width", "kernel", "alpha"):
+                if isinstance(value := getattr(params, name), tuple | list):
+                    raise InputError(
+                        f"`{name}` must be one value for all layers with `layers='auto'`; "
+                        f"got {value!r}."
+                    )
+            if params.schedule == "paper":
+                raise InputError("`layers` must be a number with `schedule='paper'`; got 'auto'.")
+        L = params.layers or max(_DEPTHS)
         for name, default in (
             ("width", None),
             ("hidden_mean", "auto"),
@@ -166,7 +188,7 @@ class DeepEstimator(BaseGP, ABC):
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         if params.width is None:
-            params.width = (D,) * (params.layers - 1)
+            params.width = (D,) * (len(params.kernel) - 1)
         skipped = D if params.skip_connections else 0
         for kernel, inputs in zip(
             params.kernel, (D, *(width + skipped for width in params.width)), strict=True
@@ -181,24 +203,36 @@ class DeepEstimator(BaseGP, ABC):
         log: CheckpointLog,
     ) -> DeepGP:
         """Return the initial model: the best of several starts after a short training."""
-        means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
         rows, seed = data.require_dataset("a deep model"), generator.initial_seed()
+        shared = {
+            "layerwise": params.epochs[0],
+            "batch_size": params.batch_size,
+            "generator": generator,
+            "callbacks": params.callbacks,
+            "checkpoint": log,
+        }
+        self._depths = ()
+        if params.layers is None:
+            starts = [
+                _initial_deep_gp(
+                    rows, params, layers=L, hidden_mean=_hidden_means(params)[0], seed=seed
+                )
+                for L in _DEPTHS
+            ]
+            training = DeepTraining(samples=params.samples).layer_training(cooling=0.03)
+            steps = params.epochs[1] // 2
+            best, self._depths = select_depth(
+                starts, data, training=training, steps=steps, **shared
+            )
+            params.layers = _DEPTHS[best]
         models = [
-            _initial_deep_gp(rows, params, hidden_mean=mean, seed=seed)
-            for mean in (means if params.layers > 1 else means[:1])
+            _initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
+            for mean in (_hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1])
         ]
         if len(models) == 1:
             return models[0]
         return select_start(
-            models,
-            data,
-            layerwise=params.epochs[0],
-            steps=params.epochs[1] // 5,
-            samples=params.samples,
-            batch_size=params.batch_size,
-            generator=generator,
-            callbacks=params.callbacks,
-            checkpoint=log,
+            models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
         )
 
     def _training_schedule(
@@ -233,6 +267,7 @@ class DeepEstimator(BaseGP, ABC):
         selections = result.selections
         self.posterior_ = result.model.posterior(samples=int(self.predict_samples)).cpu()
         self.elbo_ = result.elbo
+        self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
         self.n_inducing_ = self.posterior_.M
         points = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
@@ -284,8 +319,12 @@ def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ..
     return values
 
 
+def _hidden_means(params: validation.Parameters) -> tuple[str, ...]:
+    return HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
+
+
 def _initial_deep_gp(
-    data: Dataset, params: validation.Parameters, *, hidden_mean: str, seed: int
+    data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
 ) -> DeepGP:
     """Return an untrained model whose candidates are random rows."""
     # On the CPU, so that the same rows are drawn for every device.
@@ -294,19 +333,19 @@ def _initial_deep_gp(
     likelihood = params.likelihood
 
     def kernel(number: int, inputs: int) -> Kernel:
-        hidden = number < params.layers - 1 and hidden_mean == "identity"
+        hidden = number < layers - 1 and hidden_mean == "identity"
         return _initial_kernel(params.kernel[number], inputs, hidden)
 
-    layers = deep_layers(
+    made = deep_layers(
         X,
         X[order[: params.n_candidates or _FIRST_CANDIDATES]],
         kernel=kernel,
-        widths=(*params.width, observation_model(likelihood).num_latents(data.P)),
+        widths=(*params.width[: layers - 1], observation_model(likelihood).num_latents(data.P)),
         skip_connections=params.skip_connections,
         hidden_mean=hidden_mean,
     )
     model = DeepGP(
-        layers, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
+        made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
     model = model.to(params.device)
     if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):

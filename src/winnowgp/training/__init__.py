@@ -3,6 +3,7 @@
 from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.cross_validation import PredictiveGap
+from winnowgp.training.depth import DepthScore
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import (
@@ -26,6 +27,7 @@ __all__ = [
     "Callbacks",
     "Checkpoint",
     "DeepTraining",
+    "DepthScore",
     "EarlyStopping",
     "EndPhase",
     "FastSchedule",

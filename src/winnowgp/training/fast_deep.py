@@ -26,6 +26,8 @@ from winnowgp.typing import Mask
 _SITES, _NUMBERS = 65_536, 2**26
 
 _MOST_SAMPLES = 16
+# Factor that the learning rates decrease to at the end of a phase.
+_COOLING = 0.03
 # Rows among whose propagated values further candidates are selected.
 _GROWTH_ROWS = 4096
 # Predicted ELBO gap of the first round relative to the tolerance, and the factor by which it
@@ -69,6 +71,12 @@ class DeepTraining:
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
+
+    def layer_training(self, *, cooling: float = 1.0) -> LayerTraining:
+        """Return how all layers are trained."""
+        return LayerTraining(
+            self.learning_rate, self.samples, self.natural_rate, self.hidden_rate, cooling=cooling
+        )
 
 
 def fit_deep(
@@ -147,15 +155,13 @@ class _DeepSteps:
         self.batches = Minibatches(
             data, training.batch_size, context.generator, process_group=context.process_group
         )
-        self.constant = LayerTraining(
-            training.learning_rate, training.samples, training.natural_rate, training.hidden_rate
-        )
+        self.constant = training.layer_training()
         # All models are compared on the same samples.
         self.seed = draw_seed(context.generator)
 
     def train(self, model: DeepGP, phase: str, steps: int) -> None:
         """Train with a learning rate that decreases over the last third of the steps."""
-        cooled = replace(self.constant, cooling=0.03)
+        cooled = self.training.layer_training(cooling=_COOLING)
         cooled.run(model, self.batches, phase, steps=steps, context=self.context)
 
     def elbo(self, model: DeepGP) -> float:
