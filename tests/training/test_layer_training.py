@@ -3,7 +3,9 @@
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from linear_operator import to_dense
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
@@ -12,7 +14,11 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks
-from winnowgp.training.layer_training import LayerTraining, train_layerwise
+from winnowgp.training.layer_training import (
+    LayerTraining,
+    start_from_shallow,
+    train_layerwise,
+)
 from winnowgp.training.schedules import TrainingContext
 
 
@@ -152,6 +158,30 @@ def test_train_layerwise_reports_layers_in_order() -> None:
         ("layer 2", 1, 2),
         ("layer 2", 2, 2),
     ]
+
+
+def test_start_from_shallow_has_the_hyperparameters_of_the_exact_gp() -> None:
+    """The evidence of a dense GP is stationary at the kernel and noise of the last layer."""
+    X = normal(60, 2, seed=1)
+    data = Dataset.of(X, torch.sin(2 * X[:, 0]) + 0.1 * normal(60, seed=2))
+    model = started(data=data, widths=(2, 2), K=10)
+    start_from_shallow(model, data, seed=0)
+    last, likelihood = model.layers[-1], model.likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+
+    def evidence() -> Tensor:
+        covariance = to_dense(last.kernel(X)) + likelihood.noise * torch.eye(60)
+        return MultivariateNormal(torch.zeros(60).double(), covariance).log_prob(data.Y[:, 0])
+
+    parameters = [*last.kernel.parameters(), *likelihood.parameters()]
+    gradient = torch.autograd.grad(evidence(), parameters)
+    # Nats for a change of a raw parameter by one, of 60 rows; far more before.
+    assert max(each.abs().max() for each in gradient) < 3
+    assert 0.05 < likelihood.noise.sqrt().item() < 0.2
+    lengthscales = [layer.kernel.base_kernel.lengthscale for layer in model.layers]
+    assert lengthscales[-1][0, 0] < 0.5 * lengthscales[-1][0, 1]
+    for each in lengthscales[:-1]:
+        torch.testing.assert_close(each, lengthscales[-1])
 
 
 @pytest.mark.parametrize("size", [None, 5])

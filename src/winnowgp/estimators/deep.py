@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxLikelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,8 +38,8 @@ from winnowgp.training import (
 )
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.depth import select_depth
-from winnowgp.training.initialization import best_level
-from winnowgp.training.layer_training import select_start
+from winnowgp.training.initialization import best_level, noise_of
+from winnowgp.training.layer_training import select_start, start_from_shallow
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -347,6 +347,15 @@ def _initial_deep_gp(
     model = DeepGP(
         made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
+    linear = layers == 1 or hidden_mean == "identity"
+    given = isinstance(params.kernel[layers - 1], Kernel) or noise_of(likelihood) is None
+    if (
+        params.schedule == "fast"
+        and linear
+        and not given
+        and isinstance(likelihood, GaussianLikelihood)
+    ):
+        start_from_shallow(model, data, seed=seed)
     model = model.to(params.device)
     if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
         _set_level(model, data)

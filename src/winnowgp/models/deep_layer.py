@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from winnowgp.bounds.collapsed import Subset
-from winnowgp.bounds.uncollapsed import marginals, subset_marginal
+from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
@@ -37,13 +37,8 @@ class LayerPoints:
     """False for padding of the smaller subsets."""
 
     def kl(self) -> Float[Tensor, "*S"]:
-        """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats; the factors are triangular.
-
-        ½ Σ_p [‖F_p‖² + ‖m_p‖² − M − 2 Σ_i log |F_ii|]
-        """
-        squares = self.q_mean.square().sum((-2, -1)) + self.q_factor.square().sum((-3, -2, -1))
-        diagonal = self.q_factor.diagonal(dim1=-2, dim2=-1)
-        return 0.5 * squares - (diagonal.abs().log() + 0.5).sum((-2, -1))
+        """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
+        return whitened_kl(self.q_mean, self.q_factor)
 
     def over_samples(self) -> "LayerPoints":
         """Add an axis for samples after the axis of the subsets."""

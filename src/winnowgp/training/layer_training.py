@@ -14,19 +14,24 @@ from torch.nn.functional import one_hot
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.models import DeepGP, DeepLayer
+from winnowgp.models import DeepGP, DeepLayer, SparseGP
 from winnowgp.models.deep_gp import DeepEvaluation, estimate_elbo
 from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.models.deep_sites import hidden_precisions, layer_sites
 from winnowgp.models.priors import log_prior
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
-from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.hyperparameters import optimise_evidence
+from winnowgp.training.initialization import noise_of, set_noise, trainable_lengthscales
+from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext, training_context
 from winnowgp.typing import Scalar
 
 # Number of times that a natural-gradient step is shortened before it is skipped.
 _SHORTENED = 5
+# Largest number of rows of the exact evidence that a deep GP starts from.
+_EVIDENCE_ROWS = 1000
 # Rollback threshold of Adam, in nats per observation below the running average.
 _ROLLBACK = 1.0
 
@@ -291,6 +296,44 @@ def _hidden_targets(
 def _mean(layer: DeepLayer, inputs: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
     points = layer.points()
     return torch.cat([layer.marginals(rows, points).mean for rows in inputs.split(4096)])
+
+
+def start_from_shallow(model: DeepGP, data: Dataset, *, seed: int) -> None:
+    """Set kernel and noise of the last layer to those of a shallow GP on the layer's first inputs.
+
+    Hyper-parameters maximise the exact evidence of up to `_EVIDENCE_ROWS` rows. Where hidden layers
+    start as linear functions, the deep GP then starts close to the shallow one. Hidden layers
+    receive its lengthscales if they have as many inputs.
+
+    Args:
+        model: an initial model with Gaussian noise; it is changed.
+        data: training rows.
+        seed: of the rows that are used.
+    """
+    *hidden, last = model.layers
+    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
+    rows = data.part(order[:_EVIDENCE_ROWS].to(data.device)).to(last.candidates.device)
+    inputs = rows.X
+    for layer in hidden:
+        inputs = layer_inputs(_mean(layer, inputs), rows.X, skip_connections=model.skip_connections)
+    noise = noise_of(model.likelihood)
+    assert noise is not None
+    shallow = SparseGP(last.kernel, inputs[:0], noise=noise.value.mean().item())
+    stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
+    evidence, _ = optimise_evidence(
+        shallow, Dataset(inputs, rows.Y, rows.weights), stop, NO_CHECKPOINT_LOG
+    )
+    if not isfinite(evidence):
+        return
+    last.kernel.load_state_dict(shallow.kernel.state_dict())
+    set_noise(model.likelihood, shallow.noise.detach().expand_as(noise.value))
+    for layer in hidden:
+        pairs = zip(
+            trainable_lengthscales(layer.kernel), trainable_lengthscales(last.kernel), strict=False
+        )
+        for own, other in pairs:
+            if own.lengthscale.shape == other.lengthscale.shape:
+                own.lengthscale = other.lengthscale.detach()
 
 
 def select_start(
