@@ -2,6 +2,7 @@
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, ClassVar, final
@@ -85,7 +86,9 @@ class DeepEstimator(BaseGP, ABC):
             a tuple for one kernel per layer.
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
-            "auto" for the better of the two after a short training.
+            "auto" for the better of the two after a short training. With Gaussian noise, the fast
+            schedule also compares a start at the identity whose last layer has the
+            hyper-parameters of a shallow GP.
         skip_connections: whether every layer after the first also receives the inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
@@ -225,10 +228,15 @@ class DeepEstimator(BaseGP, ABC):
                 starts, data, training=training, steps=steps, **shared
             )
             params.layers = _DEPTHS[best]
+        means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
         models = [
             _initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
-            for mean in (_hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1])
+            for mean in means
         ]
+        if _has_shallow_start(params, means):
+            shallow = deepcopy(models[0])
+            start_from_shallow(shallow, rows, seed=seed)
+            models.append(shallow)
         if len(models) == 1:
             return models[0]
         return select_start(
@@ -323,6 +331,17 @@ def _hidden_means(params: validation.Parameters) -> tuple[str, ...]:
     return HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
 
 
+def _has_shallow_start(params: validation.Parameters, means: Sequence[str]) -> bool:
+    """Return whether the first start can have the hyper-parameters of a shallow GP as well."""
+    return (
+        params.schedule == "fast"
+        and means[0] == "identity"
+        and isinstance(params.likelihood, GaussianLikelihood)
+        and noise_of(params.likelihood) is not None
+        and not isinstance(params.kernel[params.layers - 1], Kernel)
+    )
+
+
 def _initial_deep_gp(
     data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
 ) -> DeepGP:
@@ -347,15 +366,6 @@ def _initial_deep_gp(
     model = DeepGP(
         made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
-    linear = layers == 1 or hidden_mean == "identity"
-    given = isinstance(params.kernel[layers - 1], Kernel) or noise_of(likelihood) is None
-    if (
-        params.schedule == "fast"
-        and linear
-        and not given
-        and isinstance(likelihood, GaussianLikelihood)
-    ):
-        start_from_shallow(model, data, seed=seed)
     model = model.to(params.device)
     if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
         _set_level(model, data)
