@@ -60,7 +60,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
 	$(BIN)/python benchmarks/regression.py
 	$(BIN)/python benchmarks/classification.py
-	$(BIN)/python benchmarks/deep.py
+	$(BIN)/python benchmarks/deep.py step
 	$(BIN)/python benchmarks/latent.py --seeds 0 1 2
 	$(BIN)/python benchmarks/predict.py
 

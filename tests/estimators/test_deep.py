@@ -10,6 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
+from winnowgp.estimators import deep
 
 QUICK: dict[str, Any] = {"n_candidates": 12, "random_state": 0, "hidden_mean": "identity"}
 
@@ -48,7 +49,8 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     pairs = list(zip(model.inclusion_, model.candidates_, model.n_inducing_, strict=True))
     assert all(len(p) == len(z) and M <= len(p) < 20 for p, z, M in pairs)
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
-    assert model.alpha_[0] == model.alpha_[1]
+    # Both layers have one output; the second is evaluated for each of 64 samples.
+    assert model.alpha_[1] == pytest.approx(64 * model.alpha_[0])
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,59 @@ def test_large_alpha_or_small_max_cost_keep_few_points() -> None:
     cheap = regressor(max_cost=20, **short).fit(X, y)
     assert sum(M**2 for M in cheap.n_inducing_) <= 20
     assert regressor(max_cost=4, epochs=(2, 5, 5)).fit(X, y).n_inducing_ in [(1, 1)]
+
+
+def test_max_predict_us_limits_the_points_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that costs one microsecond per point in the first layer and ten in the second."""
+
+    def clock(model: Any, sizes: tuple[int, ...], *, samples: int) -> float:
+        assert samples == 64
+        return sizes[0] + 10.0 * sizes[1]
+
+    monkeypatch.setattr(deep, "deep_predict_us", clock)
+    X, y = steps(30)
+    short = {"epochs": (5, 15, 5), "n_candidates": 8}
+    first, second = regressor(max_predict_us=36.0, **short).fit(X, y).n_inducing_
+    assert first + 10 * second <= 36
+    # One more point in either layer would be a point of the full model, or too slow.
+    assert first == 8 or second >= 2
+    with pytest.raises(InputError, match=r"`max_predict_us` must allow .* takes 11 here"):
+        regressor(max_predict_us=10.0, **short).fit(X, y)
+
+
+def test_candidates_grow_while_they_gain_more_than_the_tolerance() -> None:
+    _, y = steps(100)
+    X = np.random.default_rng(1).normal(size=(100, 4))
+    seen = []
+    model = regressor(
+        n_candidates=None,
+        epochs=(5, 20, 6),
+        tolerance=1e-6,
+        callbacks=lambda p: seen.append((p.phase, tuple(len(z) for z in p.candidates))),
+    ).fit(X, y)
+    assert {sizes for phase, sizes in seen if phase == "pre-train"} == {(64, 64)}
+    grown = list(dict.fromkeys(sizes for phase, sizes in seen if phase == "more candidates"))
+    assert grown
+    assert [max(sizes) for sizes in grown] == sorted({max(sizes) for sizes in grown} - {64})
+    # No layer has more candidates than rows.
+    assert all(64 <= K <= 100 for sizes in grown for K in sizes)
+    assert all(M <= 100 for M in model.n_inducing_)
+
+
+def test_layers_auto_fits_the_preferred_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = steps(30)
+    short = regressor(layers="auto", epochs=(2, 6, 3), n_candidates=5).fit(X, y)
+    assert [score.layers for score in short.depths_] == [1, 2, 3]
+    seen = []
+
+    def third(starts: list[Any], data: Any, **settings: Any) -> tuple[int, tuple[()]]:
+        seen.extend(len(start.layers) for start in starts)
+        assert (settings["layerwise"], settings["steps"]) == (2, 3)
+        return 2, ()
+
+    monkeypatch.setattr(deep, "select_depth", third)
+    assert len(short.fit(X, y).n_inducing_) == 3
+    assert seen == [1, 2, 3]
 
 
 def test_several_targets_layers_widths_and_kernels() -> None:
@@ -193,6 +248,9 @@ def test_deep_regressor_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> No
     ("arguments", "words"),
     [
         ({"layers": 0}, "`layers` must be an integer"),
+        ({"layers": "auto", "width": (1, 2)}, "`width` must be one value for all layers"),
+        ({"layers": "auto", "schedule": "paper", "alpha": 1.0}, "`layers` must be a number"),
+        ({"layers": "deep"}, "`layers` must be an integer"),
         ({"width": (1, 2)}, "`width` must be one value, or one for each of 1 hidden layers"),
         ({"kernel": ("rbf",)}, "`kernel` must be one value, or one for each of 2 layers"),
         ({"kernel": "rbff"}, "the kernels are rbf"),
@@ -209,6 +267,8 @@ def test_deep_regressor_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> No
         ({"samples": 0}, "`samples` must be an integer"),
         ({"predict_samples": 0}, "`predict_samples` must be an integer"),
         ({"predict_samples": "64"}, "`predict_samples` must be an integer"),
+        ({"n_candidates": None, "max_cost": 9}, "`n_candidates` may be None with a `tolerance`"),
+        ({"max_cost": 9, "max_predict_us": 9}, "in one way only"),
         ({"max_cost": 1}, "`max_cost` .* must allow one inducing point in each of 2 layers"),
         ({"kernel": RBFKernel(ard_num_dims=3)}, "`kernel` cannot be evaluated on 1 columns"),
         ({"likelihood": "poisson"}, "counts must be whole numbers"),

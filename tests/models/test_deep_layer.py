@@ -30,6 +30,19 @@ def test_deep_layer_marginals_equal_definition(kernel) -> None:
     torch.testing.assert_close(made.points().kl().detach(), dense_kl(made), rtol=1e-9, atol=1e-9)
 
 
+def test_deep_layer_grown_has_the_same_q_f() -> None:
+    made, X = layer(2, 3), 2 * normal(7, 2, seed=5)
+    grown = made.grown(normal(3, 2, seed=9))
+    assert grown.K == made.K + 3
+    before, after = dense_marginals(made, X), dense_marginals(grown, X)
+    torch.testing.assert_close(after, before, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(dense_kl(grown), dense_kl(made), rtol=1e-8, atol=1e-8)
+    # The new points matter once their q(u) moves.
+    with torch.no_grad():
+        grown.q_mean[-1] += 1.0
+    assert (dense_marginals(grown, X)[0] - before[0]).abs().max() > 1e-3
+
+
 def test_deep_layer_batched_inputs_equal_flat_rows() -> None:
     made, X = layer(2, 3), normal(5, 4, 6, 2, seed=5)
     points = made.points()

@@ -21,6 +21,10 @@ from winnowgp.training import (
     Tolerance,
     fit,
 )
+from winnowgp.training.adam import Minibatches
+from winnowgp.training.fast_deep import grow_candidates
+from winnowgp.training.layer_training import LayerTraining
+from winnowgp.training.schedules import TrainingContext
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -64,14 +68,16 @@ def check(fitted: FitResult, sizes: tuple[int, ...]) -> None:
     assert fitted.elbo_gap >= 0
 
 
-def test_fit_deep_elbo_gap_is_cost_of_pruning() -> None:
+def test_fit_deep_elbo_gap_is_cost_of_pruning(unpruned: list[DeepGP]) -> None:
     """Nothing is trained after pruning; both ELBOs use the same samples."""
     data, model = step_data(), started()
-    plan = schedule(FixedAlpha(3.0), layerwise=0, pre=30, post=0)
-    seen = []
-    fitted = fit(model, data, schedule=plan, callbacks=seen.append)
-    cost = seen[-1].objective - estimate_elbo(fitted.model, data, generator=seeded(), samples=64)
-    assert seen[-1].phase == "selection"
+    plan = schedule(FixedAlpha(3.0), layerwise=0, pre=60, post=0)
+    fitted = fit(model, data, schedule=plan)
+    before, after = (
+        estimate_elbo(each, data, generator=seeded(), samples=64)
+        for each in (unpruned[-1], fitted.model)
+    )
+    cost = before - after
     assert cost > 1
     assert fitted.elbo_gap == pytest.approx(cost, rel=0.3)
 
@@ -236,3 +242,62 @@ def test_fit_deep_rounds_prune_towards_goal() -> None:
     assert sizes[-1] == fitted.model.sizes
     # The last selection is among the points that earlier rounds kept.
     assert tuple(each.K for each in fitted.selections) == sizes[1]
+
+
+@pytest.fixture
+def spoilt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Let the training of pruned models lose 100 nats; the sizes of these models, in order."""
+    sizes: list[tuple[int, ...]] = []
+    run = LayerTraining.run
+
+    def spoiling(self, model: DeepGP, batches, phase: str, **options) -> None:
+        run(self, model, batches, phase, **options)
+        if phase == "post-train":
+            sizes.append(model.sizes)
+            with torch.no_grad():
+                model.layers[-1].q_mean[0] += math.sqrt(200)
+
+    monkeypatch.setattr(LayerTraining, "run", spoiling)
+    return sizes
+
+
+def test_fit_deep_tolerance_missed_after_training_returns_the_points(
+    spoilt: list[tuple[int, ...]],
+) -> None:
+    data, model = step_data(), started()
+    fitted = fit(model, data, schedule=schedule(Tolerance(0.05), pre=40, post=9, rounds=3))
+    # Fewer points are removed after every round that missed the tolerance.
+    totals = [sum(sizes) for sizes in spoilt]
+    assert len(totals) >= 2
+    assert totals == sorted(totals)
+    assert sum(fitted.model.sizes) > totals[0]
+    again = estimate_elbo(fitted.model, data, generator=seeded(7), samples=64)
+    assert fitted.elbo == pytest.approx(again, abs=4)
+    assert fitted.elbo_gap <= 0.05 * data.N + 2
+
+
+def test_fit_deep_tolerance_met_after_training_keeps_the_smaller_model() -> None:
+    data, model = step_data(), started()
+    seen = []
+    plan = schedule(Tolerance(0.5), pre=40, post=30, rounds=2)
+    fitted = fit(model, data, schedule=plan, callbacks=seen.append)
+    check_sizes = [tuple(len(z) for z in p.candidates) for p in seen if p.phase == "post-train"]
+    assert fitted.model.sizes in check_sizes
+    assert sum(fitted.model.sizes) < 16
+    assert fitted.elbo_gap <= 0.5 * data.N
+
+
+def test_grow_candidates_keeps_the_elbo() -> None:
+    data, model = step_data(), started(hidden_mean="zero", skip_connections=True)
+    fit_briefly = LayerTraining(0.03, natural_rate=0.5)
+    fit_briefly.run(
+        model, Minibatches(data, None, seeded()), "x", steps=5, context=TrainingContext(seeded())
+    )
+    grown = grow_candidates(model, data, 12, seeded())
+    # The eight points leave little variance along the single input.
+    assert all(8 < K <= 12 for K in grown.sizes)
+    for before, after in zip(model.layers, grown.layers, strict=True):
+        assert torch.equal(before.candidates, after.candidates[:8])
+        assert len(after.candidates.detach().unique(dim=0)) == after.K
+    before, after = (estimate_elbo(each, data, generator=seeded()) for each in (model, grown))
+    assert after == pytest.approx(before, abs=1e-4)

@@ -8,7 +8,7 @@ import torch
 
 from winnowgp.errors import InputError
 from winnowgp.selection import Frontier
-from winnowgp.training import FixedAlpha, MaxCost, MaxPoints, Tolerance
+from winnowgp.training import FixedAlpha, MaxCost, MaxPoints, MaxPredictTime, Tolerance
 
 
 def frontier(*bounds: float, N: int = 10) -> Frontier:
@@ -84,6 +84,51 @@ def test_max_cost_equal_alphas_are_optimal() -> None:
 
 def test_max_cost_large_budget_selects_all_useful_points() -> None:
     assert sizes(MaxCost(1e6).alphas(FRONTIERS)) == [6, 5, 2]
+
+
+PRICES = (0.2, 1.0, 5.0)
+
+
+def microseconds(counts: tuple[int, ...]) -> float:
+    return sum(price * M**2 for M, price in zip(counts, PRICES, strict=True))
+
+
+def test_tolerance_alphas_follow_prices() -> None:
+    """No allocation that loses as little is cheaper."""
+    alphas = Tolerance(0.5).alphas(FRONTIERS, PRICES)
+    assert alphas == pytest.approx([alphas[1] * price for price in PRICES])
+    counts = sizes(alphas)
+    assert lost(counts) <= 5
+    ranges = [range(len(each.bounds)) for each in FRONTIERS]
+    others = [list(c) for c in product(*ranges) if lost(list(c)) <= lost(counts)]
+    assert microseconds(tuple(counts)) == pytest.approx(min(microseconds(c) for c in others))
+
+
+@pytest.mark.parametrize("limit", [6.3, 9.0, 20.0, 1e3])
+def test_max_predict_time_uses_the_time(limit: float) -> None:
+    measured = []
+
+    def clock(counts: tuple[int, ...]) -> float:
+        measured.append(counts)
+        return microseconds(counts)
+
+    alphas = MaxPredictTime(limit, clock).alphas(FRONTIERS, PRICES)
+    assert alphas == pytest.approx([alphas[1] * price for price in PRICES])
+
+    def kept(factor: float) -> tuple[int, ...]:
+        return tuple(max(M, 1) for M in sizes(tuple(factor * alpha for alpha in alphas)))
+
+    assert microseconds(kept(1.0)) <= limit
+    assert limit == 1e3 or microseconds(kept(1 - 1e-6)) > limit
+    # Times are measured once.
+    assert len(measured) == len(set(measured))
+
+
+def test_max_predict_time_impossible_or_shallow_raises() -> None:
+    with pytest.raises(InputError, match=r"`max_predict_us` must allow .* got 3, .* takes 6.2"):
+        MaxPredictTime(3.0, microseconds).alphas(FRONTIERS, PRICES)
+    with pytest.raises(InputError, match="for deep GPs"):
+        MaxPredictTime(3.0, microseconds).size(FRONTIERS[0], reference=0.0)
 
 
 def test_fixed_alpha_per_layer() -> None:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from linear_operator import to_dense
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from helpers.deep_problems import deep, normal, rows, started, step_data
 from winnowgp.data import Dataset
@@ -12,7 +14,11 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks
-from winnowgp.training.layer_training import LayerTraining, train_layerwise
+from winnowgp.training.layer_training import (
+    LayerTraining,
+    start_from_shallow,
+    train_layerwise,
+)
 from winnowgp.training.schedules import TrainingContext
 
 
@@ -154,6 +160,30 @@ def test_train_layerwise_reports_layers_in_order() -> None:
     ]
 
 
+def test_start_from_shallow_has_the_hyperparameters_of_the_exact_gp() -> None:
+    """The evidence of a dense GP is stationary at the kernel and noise of the last layer."""
+    X = normal(60, 2, seed=1)
+    data = Dataset.of(X, torch.sin(2 * X[:, 0]) + 0.1 * normal(60, seed=2))
+    model = started(data=data, widths=(2, 2), K=10)
+    start_from_shallow(model, data, seed=0)
+    last, likelihood = model.layers[-1], model.likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+
+    def evidence() -> Tensor:
+        covariance = to_dense(last.kernel(X)) + likelihood.noise * torch.eye(60)
+        return MultivariateNormal(torch.zeros(60).double(), covariance).log_prob(data.Y[:, 0])
+
+    parameters = [*last.kernel.parameters(), *likelihood.parameters()]
+    gradient = torch.autograd.grad(evidence(), parameters)
+    # Nats for a change of a raw parameter by one, of 60 rows; far more before.
+    assert max(each.abs().max() for each in gradient) < 3
+    assert 0.05 < likelihood.noise.sqrt().item() < 0.2
+    lengthscales = [layer.kernel.base_kernel.lengthscale for layer in model.layers]
+    assert lengthscales[-1][0, 0] < 0.5 * lengthscales[-1][0, 1]
+    for each in lengthscales[:-1]:
+        torch.testing.assert_close(each, lengthscales[-1])
+
+
 @pytest.mark.parametrize("size", [None, 5])
 def test_layer_training_natural_steps_match_sites(size: int | None) -> None:
     """At a learning rate of zero only the last layer's q changes: by rate 1, then ½."""
@@ -176,6 +206,54 @@ def test_layer_training_natural_steps_match_sites(size: int | None) -> None:
     for name, parameter in model.named_parameters():
         moved = name.startswith("_layers.1.q_")
         assert torch.equal(parameter, before[name]) is not moved, name
+
+
+@pytest.mark.parametrize("seen", ["gaussian", "softmax"])
+@pytest.mark.parametrize("size", [None, 5])
+def test_layer_training_hidden_covariances_follow_sites(seen: str, size: int | None) -> None:
+    """At a learning rate of zero the covariances of hidden layers move towards their sites'."""
+    settings = {"widths": (2, 2), "K": (4, 3, 3), "skip_connections": True}
+    model, twin, data = deep(seen, **settings), deep(seen, **settings), rows(seen, N=10)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    training = LayerTraining(0.0, samples=2, hidden_rate=0.2, cooling=0.1)
+    parts = Minibatches(data, size, seeded(1))
+    training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
+    g, parts = seeded(2), Minibatches(data, size, seeded(1))
+    # The rate falls over the last third of the steps, to a tenth after the last one.
+    for rate in (0.2, 0.2, 0.2):
+        part = parts.next()
+        sites = deep_sites(twin, part, total=parts.total, eps=twin.base_samples(part.N, 2, g))
+        hidden = [
+            layer.with_q(layer.candidates, layer.q_mean, each.improved(layer, rate=rate).q_factor)
+            for layer, each in zip(twin.layers[:-1], sites, strict=False)
+        ]
+        twin = twin.with_layers([*hidden, twin.layers[-1]])
+    for ours, theirs in zip(model.layers, twin.layers, strict=True):
+        a, b = (layer.q_factor.detach().tril() for layer in (ours, theirs))
+        torch.testing.assert_close(a @ a.mT, b @ b.mT, rtol=1e-6, atol=1e-8)
+    for name, parameter in model.named_parameters():
+        moved = name in ("_layers.0.q_factor", "_layers.1.q_factor")
+        assert torch.equal(parameter, before[name]) is not moved, name
+
+
+def test_layer_training_natural_rates_fall_with_the_learning_rate() -> None:
+    """With a rate that falls to zero, the last of four steps changes almost nothing."""
+    model, data = deep(), rows(N=10)
+    changes, last = [], model.layers[-1]
+    before = last.q_mean.detach().clone()
+
+    def watch(progress: Progress) -> None:
+        changes.append((last.q_mean.detach() - before).abs().max().item())
+        before.copy_(last.q_mean.detach())
+
+    training = LayerTraining(0.0, samples=2, natural_rate=0.9, hidden_rate=0.9, cooling=1e-12)
+    factor = model.layers[0].q_factor.detach().clone()
+    context = TrainingContext(seeded(2), (watch,))
+    training.run(model, Minibatches(data, None, seeded(1)), "x", steps=30, context=context)
+    assert changes[0] > 0.1
+    assert not torch.equal(model.layers[0].q_factor, factor)
+    # The last layer's rate is never below 1 / step.
+    assert changes[-1] < 0.1 * changes[0]
 
 
 def test_layer_training_adam_excludes_natural_parameters() -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, ClassVar, final
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxLikelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction, deep_layers
+from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
@@ -30,13 +32,15 @@ from winnowgp.training import (
     FitResult,
     FixedAlpha,
     MaxCost,
+    MaxPredictTime,
     PaperSchedule,
     Schedule,
     Tolerance,
 )
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.initialization import best_level
-from winnowgp.training.layer_training import select_start
+from winnowgp.training.depth import select_depth
+from winnowgp.training.initialization import best_level, noise_of
+from winnowgp.training.layer_training import select_start, start_from_shallow
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -48,6 +52,10 @@ _HIDDEN_VARIANCE = 0.1
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
+# Numbers of layers that "auto" compares.
+_DEPTHS = (1, 2, 3)
+# Numbers of candidates of a layer that grow.
+_FIRST_CANDIDATES, _MOST_CANDIDATES = 64, 1024
 _METHOD = validation.one_of("mixture", "matched")
 
 
@@ -58,12 +66,19 @@ def _alphas(name: str, value: Any) -> float | tuple[float, ...] | None:
     return validation.alpha_or_auto(name, value)
 
 
+def _layers(name: str, value: Any) -> int | None:
+    """Validate `layers`: a number, or None for "auto"."""
+    return None if isinstance(value, str) and value == "auto" else validation.integer(name, value)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepEstimator(BaseGP, ABC):
     """The base class of deep estimators, which select inducing points in each layer.
 
     Args:
-        layers: number of layers, the last one included.
+        layers: number of layers, the last one included; or "auto", which trains models of one, two
+            and three layers shortly on nine tenths of the rows and adds a layer if it predicts the
+            others better.
         width: number of outputs of each hidden layer, or a tuple with one number per hidden layer;
             by default the number of inputs.
         kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
@@ -71,7 +86,9 @@ class DeepEstimator(BaseGP, ABC):
             a tuple for one kernel per layer.
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
-            "auto" for the better of the two after a short training.
+            "auto" for the better of the two after a short training. With Gaussian noise, the fast
+            schedule also compares a start at the identity whose last layer has the
+            hyper-parameters of a shallow GP.
         skip_connections: whether every layer after the first also receives the inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
             layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
@@ -80,7 +97,10 @@ class DeepEstimator(BaseGP, ABC):
             observation; 0.01 by default, unless another parameter sets the numbers of points.
         max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`
             fewer points are kept if they are within it.
-        n_candidates: number of candidates of each layer.
+        max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
+            this machine's CPU with `predict_samples`; allocated and combined like `max_cost`.
+        n_candidates: number of candidates of each layer; None starts with 64 and doubles them, up
+            to 1,024, as long as that gains more than the `tolerance`.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
@@ -91,6 +111,8 @@ class DeepEstimator(BaseGP, ABC):
 
     Attributes:
         n_inducing_: number of inducing points of each layer.
+        depths_: with `layers="auto"`, ELBO and held-out log density of each number of layers
+            (`winnowgp.training.DepthScore`); empty otherwise. It is not saved.
         inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
             the units of `X`, those of the others in the space of the layer's inputs.
         inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
@@ -100,16 +122,18 @@ class DeepEstimator(BaseGP, ABC):
         frontiers_: best ELBO for each number of inducing points in each layer, the other layers
             unchanged; None with the paper's schedule.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
-        elbo_gap_: nats per observation that pruning cost, before training continued.
+        elbo_gap_: nats per observation by which the ELBO is below that of the best model seen; with
+            `alpha` or a limit alone, what pruning cost before training continued.
     """
 
-    layers: int = field(default=2, kw_only=False)
+    layers: int | str = field(default=2, kw_only=False)
     width: int | tuple[int, ...] | None = None
     kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
     hidden_mean: str = "auto"
     skip_connections: bool = False
     alpha: str | float | tuple[float, ...] = "auto"
     max_cost: float | None = None
+    max_predict_us: float | None = None
     n_candidates: int | None = 100
     epochs: tuple[int, ...] | None = None
     batch_size: int | None = 1024
@@ -119,11 +143,20 @@ class DeepEstimator(BaseGP, ABC):
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "alpha": _alphas,
-        "n_candidates": validation.integer,
+        "layers": _layers,
     }
 
     def _check_combination(self, params: validation.Parameters) -> None:
-        L = params.layers
+        if params.layers is None:
+            for name in ("width", "kernel", "alpha"):
+                if isinstance(value := getattr(params, name), tuple | list):
+                    raise InputError(
+                        f"`{name}` must be one value for all layers with `layers='auto'`; "
+                        f"got {value!r}."
+                    )
+            if params.schedule == "paper":
+                raise InputError("`layers` must be a number with `schedule='paper'`; got 'auto'.")
+        L = params.layers or max(_DEPTHS)
         for name, default in (
             ("width", None),
             ("hidden_mean", "auto"),
@@ -145,6 +178,11 @@ class DeepEstimator(BaseGP, ABC):
                 "`max_cost` is Σ M² over the layers and must allow one inducing point in each of "
                 f"{L} layers; got {self.max_cost!r}."
             )
+        if params.n_candidates is None and params.tolerance is None:
+            raise InputError(
+                "`n_candidates` may be None with a `tolerance`, which decides when more candidates "
+                "gain too little; give a number of candidates, or a tolerance."
+            )
         if params.epochs is None:
             params.epochs = _STEPS[params.schedule]
         params.epochs = validation.step_counts(
@@ -153,7 +191,7 @@ class DeepEstimator(BaseGP, ABC):
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         if params.width is None:
-            params.width = (D,) * (params.layers - 1)
+            params.width = (D,) * (len(params.kernel) - 1)
         skipped = D if params.skip_connections else 0
         for kernel, inputs in zip(
             params.kernel, (D, *(width + skipped for width in params.width)), strict=True
@@ -168,31 +206,48 @@ class DeepEstimator(BaseGP, ABC):
         log: CheckpointLog,
     ) -> DeepGP:
         """Return the initial model: the best of several starts after a short training."""
-        means = HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
         rows, seed = data.require_dataset("a deep model"), generator.initial_seed()
+        shared = {
+            "layerwise": params.epochs[0],
+            "batch_size": params.batch_size,
+            "generator": generator,
+            "callbacks": params.callbacks,
+            "checkpoint": log,
+        }
+        self._depths = ()
+        if params.layers is None:
+            starts = [
+                _initial_deep_gp(
+                    rows, params, layers=L, hidden_mean=_hidden_means(params)[0], seed=seed
+                )
+                for L in _DEPTHS
+            ]
+            training = DeepTraining(samples=params.samples).layer_training(cooling=0.03)
+            steps = params.epochs[1] // 2
+            best, self._depths = select_depth(
+                starts, data, training=training, steps=steps, **shared
+            )
+            params.layers = _DEPTHS[best]
+        means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
         models = [
-            _initial_deep_gp(rows, params, hidden_mean=mean, seed=seed)
-            for mean in (means if params.layers > 1 else means[:1])
+            _initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
+            for mean in means
         ]
+        if _has_shallow_start(params, means):
+            shallow = deepcopy(models[0])
+            start_from_shallow(shallow, rows, seed=seed)
+            models.append(shallow)
         if len(models) == 1:
             return models[0]
         return select_start(
-            models,
-            data,
-            layerwise=params.epochs[0],
-            steps=params.epochs[1] // 5,
-            samples=params.samples,
-            batch_size=params.batch_size,
-            generator=generator,
-            callbacks=params.callbacks,
-            checkpoint=log,
+            models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
         )
 
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
     ) -> Schedule:
-        del model, data, log
-        settings = {"samples": params.samples, "batch_size": params.batch_size}
+        del data
+        settings: dict[str, Any] = {"samples": params.samples, "batch_size": params.batch_size}
         if params.schedule == "paper":
             layerwise, pre, joint, post = params.epochs
             return PaperSchedule(
@@ -202,18 +257,25 @@ class DeepEstimator(BaseGP, ABC):
         if params.alpha is not None:
             goal = FixedAlpha(params.alpha)
         else:
-            limit = None if params.max_cost is None else MaxCost(params.max_cost)
-            goal = limit
+            goal = limit = _limit(model, params, log)
             if params.tolerance is not None:
                 goal = Tolerance(params.tolerance, limit=limit)
         assert goal is not None
-        training = DeepTraining(layerwise=layerwise, pre=pre, post=post, **settings)
+        training = DeepTraining(
+            layerwise=layerwise,
+            pre=pre,
+            post=post,
+            predict_samples=params.predict_samples,
+            max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
+            **settings,
+        )
         return FastSchedule(goal, deep=training)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
         self.posterior_ = result.model.posterior(samples=int(self.predict_samples)).cpu()
         self.elbo_ = result.elbo
+        self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
         self.n_inducing_ = self.posterior_.M
         points = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
@@ -229,6 +291,22 @@ class DeepEstimator(BaseGP, ABC):
         inputs, posterior = self._inputs(X), self.posterior_
         predict = posterior.predict if method == "mixture" else posterior.predict_matched
         return self._predict_latent(inputs, predict, observed=observed)
+
+
+def _limit(
+    model: DeepGP, params: validation.Parameters, log: CheckpointLog
+) -> MaxCost | MaxPredictTime | None:
+    """Return the limit on the inducing points of all layers that the parameters specify."""
+    if params.max_cost is not None:
+        return MaxCost(params.max_cost)
+    if params.max_predict_us is None:
+        return None
+
+    def predict_us(sizes: tuple[int, ...]) -> float:
+        # A resumed fit does not measure again.
+        return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))
+
+    return MaxPredictTime(params.max_predict_us, predict_us)
 
 
 def layer_locations(
@@ -249,8 +327,23 @@ def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ..
     return values
 
 
+def _hidden_means(params: validation.Parameters) -> tuple[str, ...]:
+    return HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
+
+
+def _has_shallow_start(params: validation.Parameters, means: Sequence[str]) -> bool:
+    """Return whether the first start can have the hyper-parameters of a shallow GP as well."""
+    return (
+        params.schedule == "fast"
+        and means[0] == "identity"
+        and isinstance(params.likelihood, GaussianLikelihood)
+        and noise_of(params.likelihood) is not None
+        and not isinstance(params.kernel[params.layers - 1], Kernel)
+    )
+
+
 def _initial_deep_gp(
-    data: Dataset, params: validation.Parameters, *, hidden_mean: str, seed: int
+    data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
 ) -> DeepGP:
     """Return an untrained model whose candidates are random rows."""
     # On the CPU, so that the same rows are drawn for every device.
@@ -259,19 +352,19 @@ def _initial_deep_gp(
     likelihood = params.likelihood
 
     def kernel(number: int, inputs: int) -> Kernel:
-        hidden = number < params.layers - 1 and hidden_mean == "identity"
+        hidden = number < layers - 1 and hidden_mean == "identity"
         return _initial_kernel(params.kernel[number], inputs, hidden)
 
-    layers = deep_layers(
+    made = deep_layers(
         X,
-        X[order[: params.n_candidates]],
+        X[order[: params.n_candidates or _FIRST_CANDIDATES]],
         kernel=kernel,
-        widths=(*params.width, observation_model(likelihood).num_latents(data.P)),
+        widths=(*params.width[: layers - 1], observation_model(likelihood).num_latents(data.P)),
         skip_connections=params.skip_connections,
         hidden_mean=hidden_mean,
     )
     model = DeepGP(
-        layers, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
+        made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
     model = model.to(params.device)
     if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
@@ -320,8 +413,8 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
     A deep GP suits functions that jump or whose smoothness varies, for which one kernel is a
     compromise. Inputs and targets are standardised internally.
 
-    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
-    together, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
     """
 
     def predict(
@@ -360,8 +453,8 @@ class DeepGPClassifier(DeepEstimator, ClassTargets):
     Two classes have one latent function and a probit likelihood; more classes have one latent
     function each and a softmax likelihood. Inputs are standardised internally.
 
-    The number of inducing points is set by `tolerance` (the default), by `max_cost`, by both
-    together, or by a number for `alpha`.
+    The number of inducing points is set by `tolerance` (the default), by `max_cost` or
+    `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
     """
 
     def predict_proba(self, X: Any, *, method: str = "mixture") -> NDArray[np.float64]:

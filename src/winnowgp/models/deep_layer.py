@@ -153,6 +153,22 @@ class DeepLayer(nn.Module):
         points = self.subset_points(mask[None])
         return self.with_q(self.candidates[mask], points.q_mean[0], points.q_factor[0])
 
+    @torch.no_grad()
+    def grown(self, points: Float[Tensor, "J D"]) -> "DeepLayer":
+        """Return a new layer with further candidates and the same q(f).
+
+        Their q(u) given the others is the prior: in whitened coordinates N(0, I), independent of
+        the others, which adds nothing to the KL divergence.
+        """
+        J, P = len(points), self.P
+        new = torch.eye(J, dtype=points.dtype, device=points.device).repeat(P, 1, 1)
+        blocks = zip(self.q_factor.tril(), new, strict=True)
+        return self.with_q(
+            torch.cat([self.candidates, points]),
+            torch.cat([self.q_mean, self.q_mean.new_zeros(J, P)]),
+            torch.stack([torch.block_diag(*pair) for pair in blocks]),
+        )
+
     def with_q(
         self,
         candidates: Float[Tensor, "J D"],

@@ -23,10 +23,11 @@ from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, SiteSums, site_moments, site_sums
 from winnowgp.data import Dataset
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
-from winnowgp.linalg import definite_cholesky
+from winnowgp.linalg import definite_cholesky, solve_lower
 from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer
+from winnowgp.models.kernels import covariance
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
@@ -42,16 +43,10 @@ class LayerSites:
     """Sites of the functions less their prior mean, weighted so that all samples count once."""
 
     @torch.no_grad()
-    def sums(
-        self, layer: DeepLayer, *, process_group: ProcessGroup = SINGLE_PROCESS
-    ) -> tuple[WhitenedChunks, SiteSums]:
-        """Return the sums of the sites for a layer's candidates, O(P R K²).
-
-        Args:
-            process_group: processes over whose sites the sums are taken.
-        """
+    def sums(self, layer: DeepLayer) -> tuple[WhitenedChunks, SiteSums]:
+        """Return the sums of the sites for a layer's candidates, O(P R K²)."""
         rows = Dataset(self.inputs, self.inputs[:, :0])
-        blocks = RowBlocks.of(rows, points=layer.K, process_group=process_group)
+        blocks = RowBlocks.of(rows, points=layer.K)
         kernel, _ = chunked_kernel(layer.kernel, layer.candidates, blocks)
         chunks = WhitenedChunks.for_values(kernel, blocks)
         return chunks, site_sums(chunks, self.sites)
@@ -79,13 +74,24 @@ class LayerSites:
         At rate one it is the optimal q(v) for these sites.
 
         B ← (1 − rate) Λ + rate B,  D ← (1 − rate) Λ m + rate D,  with Λ the precision of q.
+
+        O(P R K²), without the chunks of `sums`: the rows are those of a minibatch.
+
+        Raises:
+            NotPositiveDefiniteError: a precision cannot be factorised.
         """
-        _, sums = self.sums(layer, process_group=process_group)
+        V = solve_lower(layer.points().L, covariance(layer.kernel, layer.candidates, self.inputs))
+        C = torch.stack([(V * w) @ V.mT for w in self.sites.precision.mT])
+        C, D = process_group.all_reduce(C, V @ self.sites.linear)
+        B = rate * C
+        B.diagonal(dim1=-2, dim2=-1).add_(rate)
+        D = rate * D
         if rate < 1:
-            sums = _towards(layer, sums, rate)
-        q_mean, factor = sums.posterior()
-        # The factor root⁻ᵀ is upper-triangular; parameters are lower-triangular.
-        return q_mean, torch.linalg.qr(factor.mT).R.mT
+            inverse = _inverse(layer.q_factor.tril())
+            old = inverse.mT @ inverse
+            B += (1 - rate) * old
+            D += (1 - rate) * torch.einsum("pij,jp->ip", old, layer.q_mean)
+        return _whitened_q(B, D)
 
     def improved(self, layer: DeepLayer, *, rate: float = 1.0) -> DeepLayer:
         """Return the layer after a natural-gradient step of its q(u)."""
@@ -109,12 +115,12 @@ def deep_sites(
             evaluated.fit, [*means, outputs[-1].variance], retain_graph=True
         )
         precision = (-2 * curvature).clamp_min(0)
-        hidden = _hidden_precisions(model, means[-1], inputs[1:], precision)
+        hidden = hidden_precisions(model, means[-1], inputs[1:], precision)
     layers = zip(model.layers, inputs, means, slopes, [*hidden, precision], strict=True)
     return [layer_sites(*layer) for layer in layers]
 
 
-def _hidden_precisions(
+def hidden_precisions(
     model: DeepGP, top: Tensor, inputs: list[Tensor], precision: Tensor
 ) -> list[Tensor]:
     """Return w of every hidden layer's outputs; those of the first layer sum over samples."""
@@ -140,12 +146,18 @@ def layer_sites(
     return LayerSites(rows, Sites(slope.flatten(0, -2) + weights * centred, weights))
 
 
-def _towards(layer: DeepLayer, sums: SiteSums, rate: float) -> SiteSums:
-    """Interpolate between the natural parameters of the layer's q(v) and those of the sites."""
-    eye = torch.eye(layer.K, dtype=sums.D.dtype, device=sums.D.device)
-    inverse = torch.linalg.solve_triangular(layer.q_factor.tril(), eye, upper=False)
-    old = inverse.mT @ inverse
-    new = sums.roots @ sums.roots.mT
-    linear = torch.einsum("pij,jp->ip", old, layer.q_mean)
-    roots = definite_cholesky(torch.lerp(old, new, rate))
-    return SiteSums(roots, torch.lerp(linear, sums.D, rate), sums.open)
+def _whitened_q(
+    B: Float[Tensor, "P K K"], D: Float[Tensor, "K P"]
+) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
+    """Return B⁻¹ D and the lower-triangular F with B⁻¹ = F Fᵀ, for every output.
+
+    The Cholesky factor of the reversed B, reversed again, is an upper-triangular U with B = U Uᵀ,
+    and F = U⁻ᵀ. On a GPU this is much faster than the QR decomposition of an upper-triangular root.
+    """
+    F = _inverse(definite_cholesky(B.flip(-2, -1))).flip(-2, -1).mT
+    return (F @ (F.mT @ D.mT[..., None]))[..., 0].mT, F
+
+
+def _inverse(L: Float[Tensor, "P K K"]) -> Float[Tensor, "P K K"]:
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return solve_lower(L, eye.expand_as(L))

@@ -3,9 +3,18 @@
 from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
 from winnowgp.training.checkpoint import Checkpoint
 from winnowgp.training.cross_validation import PredictiveGap
+from winnowgp.training.depth import DepthScore
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
-from winnowgp.training.goals import AllCandidates, FixedAlpha, Goal, MaxCost, MaxPoints, Tolerance
+from winnowgp.training.goals import (
+    AllCandidates,
+    FixedAlpha,
+    Goal,
+    MaxCost,
+    MaxPoints,
+    MaxPredictTime,
+    Tolerance,
+)
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.laplace import hyperparameter_mixture
 from winnowgp.training.paper import PaperSchedule
@@ -18,6 +27,7 @@ __all__ = [
     "Callbacks",
     "Checkpoint",
     "DeepTraining",
+    "DepthScore",
     "EarlyStopping",
     "EndPhase",
     "FastSchedule",
@@ -27,6 +37,7 @@ __all__ = [
     "Growth",
     "MaxCost",
     "MaxPoints",
+    "MaxPredictTime",
     "PaperSchedule",
     "PredictiveGap",
     "Progress",

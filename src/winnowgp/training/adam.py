@@ -198,7 +198,7 @@ class Adam:
         results = {"parameters": _Parameters(parameters), **(memory or {})}
         stage = checkpoint_log.stage(results, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
-            loop.set_rates(self._rate_factor(loop.step))
+            loop.set_rates(self.rate_factor(loop.step))
             value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
             if value is None:
                 loop.reject()
@@ -230,7 +230,8 @@ class Adam:
         norm = min(norm, limit)
         return norm if average is None else 0.95 * average + 0.05 * norm
 
-    def _rate_factor(self, step: int) -> float:
+    def rate_factor(self, step: int) -> float:
+        """Return the factor of the learning rates after `step` steps."""
         late = max(0.0, 3 * step / self.steps - 2)
         return self.cooling**late
 
@@ -253,10 +254,10 @@ def _differentiate(
         gradients = [p.grad for p in parameters if p.grad is not None]
         for own, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
             own.copy_(total / process_group.world_size)
-    usable = torch.isfinite(value) and all(
-        p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters
-    )
-    return value.item() if usable else None
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # One read, since each one synchronises with a GPU.
+    finite = torch.stack([torch.isfinite(each).all() for each in (value, *gradients)])
+    return value.item() if bool(finite.all()) else None
 
 
 @final

@@ -1,7 +1,7 @@
 """The fast schedule of deep GPs: selection from sites between phases of training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -9,13 +9,15 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP
+from winnowgp.models import DeepGP, greedy_variance
+from winnowgp.models.deep_costs import prediction_prices
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, elimination_frontier
+from winnowgp.selection.frontier import MIN_ALPHA
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets
-from winnowgp.training.goals import Goal, natural_selection
+from winnowgp.training.goals import FixedAlpha, Goal, Tolerance, natural_selection
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
 from winnowgp.training.schedules import FitResult, TrainingContext, draw_seed
 from winnowgp.typing import Mask
@@ -24,6 +26,13 @@ from winnowgp.typing import Mask
 _SITES, _NUMBERS = 65_536, 2**26
 
 _MOST_SAMPLES = 16
+# Factor that the learning rates decrease to at the end of a phase.
+_COOLING = 0.03
+# Rows among whose propagated values further candidates are selected.
+_GROWTH_ROWS = 4096
+# Predicted ELBO gap of the first round relative to the tolerance, and the factor by which it
+# decreases after a round that missed the tolerance.
+_EXCESS, _LESS = 2.0, 0.25
 
 
 @final
@@ -34,16 +43,25 @@ class DeepTraining:
     layerwise: int = 100
     """Number of steps that each layer is trained alone first, as in `train_layerwise`."""
     pre: int = 1000
-    """Number of steps with all candidates, divided among the rounds of selection."""
+    """Number of steps with all candidates: before selection with a `Tolerance`, otherwise divided
+    among the rounds of selection."""
     post: int = 1000
-    """Number of steps after the last selection, with a decreasing learning rate."""
+    """Number of steps with the selected points, divided among the rounds with a `Tolerance`."""
     learning_rate: float = 0.03
     natural_rate: float = 0.3
     """Rate of the natural-gradient steps on the last layer's q(u)."""
+    hidden_rate: float | None = 0.1
+    """Rate of those on the covariances of hidden layers; None leaves them to Adam."""
     samples: int = 1
     """Number of samples propagated for each row in each step."""
     batch_size: int | None = None
     """Number of rows in each step; all if None. Processes that share the data use a part each."""
+    predict_samples: int | None = None
+    """Number of samples of a prediction. If given, a `Tolerance` and `MaxPredictTime` weight the
+    points of each layer by the time that they add to a prediction (`models.deep_costs`)."""
+    max_candidates: int | None = None
+    """With a `Tolerance`, layers get twice as many candidates, up to this number, as long as that
+    gains more than the tolerance; None keeps the candidates of the model."""
 
     def __post_init__(self) -> None:
         if min(self.layerwise, self.pre, self.post) < 0 or self.samples < 1:
@@ -53,6 +71,12 @@ class DeepTraining:
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
+
+    def layer_training(self, *, cooling: float = 1.0) -> LayerTraining:
+        """Return how all layers are trained."""
+        return LayerTraining(
+            self.learning_rate, self.samples, self.natural_rate, self.hidden_rate, cooling=cooling
+        )
 
 
 def fit_deep(
@@ -65,42 +89,171 @@ def fit_deep(
     inclusion_steps: int,
     context: TrainingContext,
 ) -> FitResult[DeepGP]:
-    """Select the inducing points of all layers from one pass of sites, in a few rounds.
+    """Select the inducing points of all layers from sites, in a few rounds.
 
-    1. All candidates: each layer alone, then all of them by Adam, with natural gradients for the
-       last layer's q(u).
+    1. All candidates: each layer alone, then all of them by Adam, with natural gradients for q(u).
     2. Every layer as regression on its sites (`models.deep_sites`): backward elimination gives its
        frontier, the goal a strength α for each layer, α the selected set of the layer.
     3. The selected points, trained further with a decreasing learning rate.
 
+    With a `Tolerance`, steps 2 and 3 are repeated: a smaller model replaces the larger one only if
+    its ELBO, after training, is within the tolerance of the best model seen. Otherwise its points
+    come back, and fewer are removed in the next round.
+
     Args:
-        rounds: number of rounds in which points are removed, each after a share of `training.pre`.
+        rounds: number of rounds in which points are removed.
         inclusion_steps: largest number of subsets drawn to learn inclusion probabilities.
     """
-    generator = context.generator
-    batches = Minibatches(data, training.batch_size, generator, process_group=context.process_group)
-    before = LayerTraining(training.learning_rate, training.samples, training.natural_rate)
-    train_layerwise(model, batches, training=before, steps=training.layerwise, context=context)
-    selected: list[_Selected] = []
-    for number in range(rounds):
-        steps = training.pre // rounds + (number < training.pre % rounds)
-        before.run(model, batches, "pre-train", steps=steps, context=context)
-        share = (number + 1) / rounds
-        selected.append(_select(model, data, goal, share, inclusion_steps, context))
-        model = selected[-1].model
-    after = LayerTraining(
-        training.learning_rate, training.samples, training.natural_rate, cooling=0.03
+    steps = _DeepSteps(data, training, rounds, inclusion_steps, context)
+    train_layerwise(
+        model,
+        steps.batches,
+        training=steps.constant,
+        steps=training.layerwise,
+        context=context,
     )
-    after.run(model, batches, "post-train", steps=training.post, context=context)
-    elbo = estimate_elbo(model, data, generator=generator)
-    return FitResult(
-        model=model,
-        posterior=model.posterior(),
-        selections=selected[-1].selections,
-        candidates=selected[-1].candidates,
-        elbo=elbo,
-        elbo_gap=sum(max(each.gap, 0.0) for each in selected),
-    )
+    limit = goal.limit if isinstance(goal, Tolerance) else goal
+    pruned = None if limit is None else steps.pruned_in_rounds(model, limit)
+    if not isinstance(goal, Tolerance):
+        assert pruned is not None
+        steps.train(pruned.model, "post-train", training.post)
+        elbo = estimate_elbo(pruned.model, data, generator=context.generator)
+        return pruned.result(elbo, pruned.gap)
+    if pruned is None:
+        steps.train(model, "pre-train", training.pre)
+        fitted = _Fitted(model, steps.elbo(model), None)
+        fitted = steps.grown(fitted, tolerance=goal.nats)
+    else:
+        steps.train(pruned.model, "post-train", training.post)
+        fitted = _Fitted(pruned.model, steps.elbo(pruned.model), pruned)
+    return steps.within(replace(goal, limit=None), fitted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A trained model, its ELBO, and the selection that it is the result of, if there was one."""
+
+    model: DeepGP
+    elbo: float
+    selected: "_Selected | None"
+
+
+@final
+class _DeepSteps:
+    """The steps of `fit_deep`."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        training: DeepTraining,
+        rounds: int,
+        inclusion_steps: int,
+        context: TrainingContext,
+    ) -> None:
+        self.data, self.training, self.rounds = data, training, rounds
+        self.inclusion_steps, self.context = inclusion_steps, context
+        self.batches = Minibatches(
+            data, training.batch_size, context.generator, process_group=context.process_group
+        )
+        self.constant = training.layer_training()
+        # All models are compared on the same samples.
+        self.seed = draw_seed(context.generator)
+
+    def train(self, model: DeepGP, phase: str, steps: int) -> None:
+        """Train with a learning rate that decreases over the last third of the steps."""
+        cooled = self.training.layer_training(cooling=_COOLING)
+        cooled.run(model, self.batches, phase, steps=steps, context=self.context)
+
+    def elbo(self, model: DeepGP) -> float:
+        """Return the ELBO of all rows, with the same samples for every model."""
+        return seeded_elbo(model, self.data, self.context.generator, seed=self.seed)
+
+    def pruned_in_rounds(self, model: DeepGP, goal: Goal) -> "_Selected":
+        """Train the candidates and remove a share of them, in every round."""
+        training, gap, selected = self.training, 0.0, None
+        for number in range(self.rounds):
+            steps = training.pre // self.rounds + (number < training.pre % self.rounds)
+            self.constant.run(model, self.batches, "pre-train", steps=steps, context=self.context)
+            selected = self.select(model, goal, share=(number + 1) / self.rounds)
+            model, gap = selected.model, gap + max(selected.gap, 0.0)
+        assert selected is not None
+        return replace(selected, gap=gap)
+
+    def grown(self, fitted: _Fitted, *, tolerance: float) -> _Fitted:
+        """Double the candidates of every layer for as long as that gains more than a tolerance."""
+        most = min(self.training.max_candidates or 0, self.data.N)
+        while max(fitted.model.sizes) < most:
+            larger = grow_candidates(fitted.model, self.data, most, self.context.generator)
+            if larger.sizes == fitted.model.sizes:
+                # All inputs are represented already.
+                break
+            self.train(larger, "more candidates", self.training.pre)
+            before, fitted = (
+                fitted,
+                max(fitted, _Fitted(larger, self.elbo(larger), None), key=lambda each: each.elbo),
+            )
+            if fitted.elbo - before.elbo <= tolerance * self.data.observations:
+                break
+        return fitted
+
+    def within(self, goal: Tolerance, fitted: _Fitted) -> FitResult[DeepGP]:
+        """Remove points as long as the ELBO after training is within the tolerance of the best."""
+        N, best, excess = self.data.observations, fitted.elbo, _EXCESS
+        nothing = FixedAlpha(MIN_ALPHA)
+        for number in range(self.rounds):
+            slack = fitted.elbo - best + goal.nats * N
+            if slack <= 0:
+                break
+            # Training regains a part of what pruning costs.
+            selected = self.select(fitted.model, replace(goal, nats=excess * slack / N))
+            if selected.model.sizes == fitted.model.sizes:
+                break
+            steps = self.training.post // self.rounds + (number < self.training.post % self.rounds)
+            self.train(selected.model, "post-train", steps)
+            smaller = _Fitted(selected.model, self.elbo(selected.model), selected)
+            best = max(best, smaller.elbo)
+            if smaller.elbo >= best - goal.nats * N:
+                fitted = smaller
+            else:
+                excess *= _LESS
+        # Points without any effect are all that may be removed without further training.
+        selected = fitted.selected or self.select(fitted.model, nothing)
+        elbo = fitted.elbo if fitted.selected is not None else self.elbo(selected.model)
+        return selected.result(elbo, best - elbo)
+
+    def select(self, model: DeepGP, goal: Goal, *, share: float = 1.0) -> "_Selected":
+        """Prune the model to the goal's sets, or a share of the way towards them."""
+        data, generator = self.data, self.context.generator
+        seed = draw_seed(generator)
+        reference = seeded_elbo(model, data, generator, seed=seed)
+        sites = _sites(model, data, generator)
+        statistics = [
+            each.statistics(layer, bound=reference, N=data.observations)
+            for layer, each in zip(model.layers, sites, strict=True)
+        ]
+        frontiers = [elimination_frontier(each) for each in statistics]
+        samples = self.training.predict_samples
+        prices = None if samples is None else prediction_prices(model, samples=samples)
+        seeded = torch.Generator().manual_seed(draw_seed(generator))
+        selections = tuple(
+            natural_selection(
+                each,
+                frontier,
+                _nonempty(frontier, alpha),
+                alpha=alpha,
+                generator=seeded,
+                max_steps=self.inclusion_steps,
+            )
+            for each, frontier, alpha in zip(
+                statistics, frontiers, goal.alphas(frontiers, prices), strict=True
+            )
+        )
+        masks = [_part_way(selection, share) for selection in selections]
+        pruned = _pruned(model, data, sites, masks, generator)
+        inclusion = tuple(selection.inclusion for selection in selections)
+        self.context.notify_once(Progress.of(pruned, "selection", 1, 1, reference, inclusion))
+        gap = reference - seeded_elbo(pruned, data, generator, seed=seed)
+        return _Selected(pruned, selections, candidate_sets(model), gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,45 +266,37 @@ class _Selected:
     gap: float
     """Nats that the selection cost, with the same samples before and after."""
 
-
-def _select(
-    model: DeepGP,
-    data: Dataset,
-    goal: Goal,
-    share: float,
-    inclusion_steps: int,
-    context: TrainingContext,
-) -> _Selected:
-    """Prune the model to the goal's sets, or a share of the way towards them."""
-    generator = context.generator
-    seed = draw_seed(generator)
-    reference = seeded_elbo(model, data, generator, seed=seed)
-    sites = _sites(model, data, generator)
-    pairs = zip(model.layers, sites, strict=True)
-    statistics = [
-        each.statistics(layer, bound=reference, N=data.observations) for layer, each in pairs
-    ]
-    frontiers = [elimination_frontier(each) for each in statistics]
-    alphas = goal.alphas(frontiers)
-    seeded = torch.Generator().manual_seed(draw_seed(generator))
-    selections = tuple(
-        natural_selection(
-            each,
-            frontier,
-            _nonempty(frontier, alpha),
-            alpha=alpha,
-            generator=seeded,
-            max_steps=inclusion_steps,
+    def result(self, elbo: float, gap: float) -> FitResult[DeepGP]:
+        """Return the result of the fit."""
+        return FitResult(
+            model=self.model,
+            posterior=self.model.posterior(),
+            selections=self.selections,
+            candidates=self.candidates,
+            elbo=elbo,
+            elbo_gap=gap,
         )
-        for each, frontier, alpha in zip(statistics, frontiers, alphas, strict=True)
-    )
-    candidates = candidate_sets(model)
-    masks = [_part_way(selection, share) for selection in selections]
-    pruned = _pruned(model, data, sites, masks, generator)
-    inclusion = tuple(selection.inclusion for selection in selections)
-    context.notify_once(Progress.of(pruned, "selection", 1, 1, reference, inclusion))
-    gap = reference - seeded_elbo(pruned, data, generator, seed=seed)
-    return _Selected(pruned, selections, candidates, gap)
+
+
+@torch.no_grad()
+def grow_candidates(model: DeepGP, data: Dataset, most: int, generator: torch.Generator) -> DeepGP:
+    """Return the model with up to twice as many candidates in each layer, and the same q(f).
+
+    The new ones are inputs of the layer whose variance given the others is largest.
+
+    Args:
+        most: largest number of candidates of a layer.
+    """
+    order = torch.randperm(data.N, generator=generator, device=data.X.device)[:_GROWTH_ROWS]
+    rows = data.part(order)
+    eps = model.base_samples(rows.N, 1, generator)
+    inputs = model.evaluated(rows, eps=eps).passed.inputs
+    layers = []
+    for layer, each in zip(model.layers, inputs, strict=True):
+        count = max(min(layer.K, most - layer.K), 0)
+        new = greedy_variance(layer.kernel, each[0], count, given=layer.candidates.detach())
+        layers.append(layer.grown(each[0][new]))
+    return model.with_layers(layers)
 
 
 def _sites(model: DeepGP, data: Dataset, generator: torch.Generator) -> list[LayerSites]:

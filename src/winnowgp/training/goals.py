@@ -50,8 +50,15 @@ class Goal(ABC):
         """
 
     @abstractmethod
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
-        """Return the strength of the prior in each layer, given the frontier of each."""
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
+        """Return the strength of the prior in each layer, given the frontier of each.
+
+        Args:
+            prices: relative cost of M² in each layer, for goals that share one α among the layers;
+                equal if None.
+        """
 
 
 @final
@@ -84,7 +91,9 @@ class FixedAlpha(Goal):
         scores = [elbo - self.single_alpha * M**2 for M, elbo in fits]
         return scores.index(max(scores))
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
         return per_layer(self.alpha, len(frontiers))
 
 
@@ -99,7 +108,7 @@ class Tolerance(Goal):
     nats: float = 0.01
     share: float = 0.02
     """Largest share of the gain over the constant model that may be given up."""
-    limit: "MaxPoints | MaxCost | None" = None
+    limit: "MaxPoints | MaxCost | MaxPredictTime | None" = None
     """A limit that holds as well: as many points as it allows if the tolerance needs more."""
 
     def __post_init__(self) -> None:
@@ -131,16 +140,21 @@ class Tolerance(Goal):
         ranked = [(M, -elbo, i) for i, (M, elbo) in enumerate(fits)]
         return min(k for k in ranked if -k[1] >= reference - self.nats * N)[2]
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
+        priced = list(zip(frontiers, prices or [1.0] * len(frontiers), strict=True))
+
         def within(alpha: float) -> bool:
-            gaps = [f.bounds.max().item() - f.best_for_alpha(alpha).bound for f in frontiers]
+            gaps = [f.bounds.max().item() - f.best_for_alpha(alpha * w).bound for f, w in priced]
             return sum(gaps) <= self.nats * frontiers[0].N
 
-        alphas = (largest_alpha(within),) * len(frontiers)
+        largest = largest_alpha(within)
+        alphas = tuple(largest * price for _, price in priced)
         if self.limit is None:
             return alphas
         # The larger price keeps fewer points.
-        return tuple(map(max, alphas, self.limit.alphas(frontiers)))
+        return tuple(map(max, alphas, self.limit.alphas(frontiers, prices)))
 
 
 @final
@@ -168,7 +182,9 @@ class MaxPoints(Goal):
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         return _highest(fits)
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
         raise InputError(
             "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got MaxPoints. "
             "`MaxCost` limits the sum of squared numbers of points over all layers."
@@ -191,7 +207,9 @@ class AllCandidates(Goal):
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         return _highest(fits)
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
         raise InputError(
             "`goal` must be Tolerance, MaxCost or FixedAlpha for a deep GP; got AllCandidates."
         )
@@ -222,7 +240,9 @@ class MaxCost(Goal):
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         return _highest(fits)
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
         if self.cost < len(frontiers):
             raise InputError(
                 f"`max_cost` must allow one point in each of {len(frontiers)} layers; "
@@ -236,6 +256,64 @@ class MaxCost(Goal):
 
         # Just above the strongest α that would still keep too many points.
         return (largest_alpha(exceeds) * (1 + 1e-9),) * len(frontiers)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MaxPredictTime(Goal):
+    """Select the best inducing points of the layers of a deep GP that predict a row in time.
+
+    The layers share one α, weighted by their prices; it is found by bisection on measured times.
+    """
+
+    microseconds: float
+    """Largest time per row."""
+    predict_us: Callable[[tuple[int, ...]], float]
+    """A function that returns microseconds per row from the number of points of each layer."""
+
+    @property
+    def most_points(self) -> int:
+        raise self._unsuitable
+
+    def size(self, frontier: Frontier, *, reference: float) -> int:
+        raise self._unsuitable
+
+    def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
+        raise self._unsuitable
+
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
+        prices = prices or [1.0] * len(frontiers)
+        measured: dict[tuple[int, ...], float] = {}
+
+        def microseconds(*sizes: int) -> float:
+            if sizes not in measured:
+                measured[sizes] = self.predict_us(sizes)
+            return measured[sizes]
+
+        least = microseconds(*[1] * len(frontiers))
+        if least > self.microseconds:
+            raise InputError(
+                "`max_predict_us` must allow at least one point in each layer; got "
+                f"{self.microseconds:g}, and one point in each takes {least:.3g} here."
+            )
+
+        def exceeds(alpha: float) -> bool:
+            priced = zip(frontiers, prices, strict=True)
+            # A layer keeps at least one point.
+            sizes = [max(int(f.best_for_alpha(alpha * w).mask.sum()), 1) for f, w in priced]
+            return microseconds(*sizes) > self.microseconds
+
+        alpha = largest_alpha(exceeds) * (1 + 1e-9)
+        return tuple(alpha * price for price in prices)
+
+    @property
+    def _unsuitable(self) -> InputError:
+        return InputError(
+            "`goal` is MaxPredictTime, which is for deep GPs; use `MaxPoints` for other models, "
+            "with the number of points that `points_within` returns."
+        )
 
 
 def _highest(fits: Sequence[tuple[int, float]]) -> int:

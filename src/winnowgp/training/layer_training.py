@@ -9,24 +9,29 @@ from typing import final
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.models import DeepGP, DeepLayer
+from winnowgp.models import DeepGP, DeepLayer, SparseGP
 from winnowgp.models.deep_gp import DeepEvaluation, estimate_elbo
 from winnowgp.models.deep_layer import layer_inputs, linear_map
-from winnowgp.models.deep_sites import layer_sites
+from winnowgp.models.deep_sites import hidden_precisions, layer_sites
 from winnowgp.models.priors import log_prior
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
-from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.hyperparameters import optimise_evidence
+from winnowgp.training.initialization import noise_of, set_noise, trainable_lengthscales
+from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext, training_context
 from winnowgp.typing import Scalar
 
 # Number of times that a natural-gradient step is shortened before it is skipped.
 _SHORTENED = 5
+# Largest number of rows of the exact evidence that a deep GP starts from.
+_EVIDENCE_ROWS = 1000
 # Rollback threshold of Adam, in nats per observation below the running average.
 _ROLLBACK = 1.0
 
@@ -37,8 +42,11 @@ class LayerTraining:
     """Adam on the ELBO of a deep GP with all of its points, with optional natural gradients.
 
     The last layer's q(u) can follow the natural gradient, whose unit steps are exact for Gaussian
-    noise given the layers below (Salimbeni et al. 2018). It reuses the gradients of Adam's pass;
-    the last layer's kernel is evaluated once more.
+    noise given the layers below (Salimbeni et al. 2018). The covariances of hidden layers can
+    follow it with Gauss-Newton precisions (`models.deep_sites`), which cost one more backward pass
+    through the layers above for each latent function; Adam, whose steps are equally long in all
+    entries of a factor, adds noise to every function value. Both reuse the gradients of Adam's
+    pass; the kernels of these layers are evaluated once more.
     """
 
     learning_rate: float
@@ -46,6 +54,9 @@ class LayerTraining:
     """Number of samples propagated for each row in each step."""
     natural_rate: float | None = None
     """Rate of the natural-gradient steps on the last layer's q(u); None leaves q(u) to Adam."""
+    hidden_rate: float | None = None
+    """Rate of the natural-gradient steps on the covariances of the hidden layers; None leaves them
+    to Adam."""
     cooling: float = 1.0
     """Factor that the learning rate decreases to over the last third of the steps."""
     max_norm_ratio: float = 2.0
@@ -61,14 +72,17 @@ class LayerTraining:
         context: TrainingContext,
     ) -> None:
         """Take `steps` steps."""
-        last = model.layers[-1]
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        others = [p for p in parameters if p is not last.q_mean and p is not last.q_factor]
-        # Adam drives the loop: where it has nothing else to learn, q(u) is left to it.
-        natural = self.natural_rate if 0 < len(others) == len(parameters) - 2 else None
-        if natural is not None:
-            parameters = others
-        latest: list[tuple[Dataset, DeepEvaluation]] = []
+        rates = self._natural_rates(model)
+        natural = [q for number in rates for q in _natural_parameters(model, number)]
+        excluded = {id(q) for q in natural}
+        parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded]
+        adam = Adam(
+            steps,
+            cooling=self.cooling,
+            max_norm_ratio=self.max_norm_ratio,
+            rollback_threshold=_ROLLBACK,
+        )
+        latest: list[_NaturalPass] = []
 
         def objective() -> Scalar:
             rows = batches.next()
@@ -76,74 +90,127 @@ class LayerTraining:
 
             def elbo() -> Scalar:
                 evaluation = model.evaluated(rows, total=batches.total, eps=eps)
-                if natural is not None:
-                    evaluation.passed.last.mean.retain_grad()
-                    evaluation.passed.last.variance.retain_grad()
-                    latest[:] = [(rows, evaluation)]
+                if rates:
+                    latest[:] = [_NaturalPass.of(model, batches, rows, evaluation, list(rates))]
                 return evaluation.bound
 
             return batches.mean_over_processes(elbo) + log_prior(model)
 
         def on_step(step: int, value: float) -> None:
-            if natural is not None:
-                _natural_step(model, batches, *latest[0], rate=max(natural, 1 / step))
+            for number, rate in rates.items():
+                # Noise of minibatches and samples is averaged over 1 / rate steps.
+                cooled = rate * adam.rate_factor(step - 1)
+                last = number == len(model.layers) - 1
+                latest[0].step(number, rate=max(cooled, 1 / step) if last else cooled)
             context.notify(Progress.of(model, phase, step, steps, value))
 
-        Adam(
-            steps,
-            cooling=self.cooling,
-            max_norm_ratio=self.max_norm_ratio,
-            rollback_threshold=_ROLLBACK,
-        ).maximise(
+        adam.maximise(
             objective,
             [(parameters, self.learning_rate)],
             scale=batches.scale,
             on_step=on_step,
             checkpoint_log=context.checkpoint_log,
-            memory={"batches": batches, "last layer": last},
+            memory={"batches": batches, "natural": nn.ParameterList(natural)},
             process_group=batches.process_group,
         )
 
+    def _natural_rates(self, model: DeepGP) -> dict[int, float]:
+        """Return the rate of every layer whose q(u) follows the natural gradient, by number."""
+        *hidden, last = range(len(model.layers))
+        given = {**dict.fromkeys(hidden, self.hidden_rate), last: self.natural_rate}
+        rates = {
+            number: rate
+            for number, rate in given.items()
+            if rate is not None and all(q.requires_grad for q in _natural_parameters(model, number))
+        }
+        learnt = sum(p.requires_grad for p in model.parameters())
+        # Adam drives the loop: where it has nothing else to learn, q(u) is left to it.
+        natural = sum(len(_natural_parameters(model, number)) for number in rates)
+        return rates if learnt > natural else {}
 
-@torch.no_grad()
-def _natural_step(
-    model: DeepGP, batches: Minibatches, rows: Dataset, evaluation: DeepEvaluation, *, rate: float
-) -> None:
-    """Take a natural-gradient step on the last layer's q(u), from gradients of −ELBO / scale.
 
-    Where the noise is not Gaussian a full step can overshoot: it is shortened until it gains.
+def _natural_parameters(model: DeepGP, number: int) -> list[nn.Parameter]:
+    """Return those parameters of a layer's q(u) that follow the natural gradient.
+
+    The outputs of a hidden layer act on the targets together. Natural steps of their means, which
+    treat each output as if it acted alone, overshoot; their covariances do not.
     """
-    last, top, process_group = model.layers[-1], evaluation.passed.last, batches.process_group
-    # Sites are summed over processes; each process scales its own rows to the whole minibatch.
-    scale = batches.scale / process_group.world_size
-    slope, curvature = top.mean.grad, top.variance.grad
-    assert slope is not None
-    assert curvature is not None
-    precision = (2 * scale * curvature).clamp_min(0)
-    inputs = evaluation.passed.inputs[-1]
-    sites = layer_sites(last, inputs, top.mean, -scale * slope, precision)
-    old = last.q_mean.clone(), last.q_factor.clone()
-    exact = isinstance(model.likelihood, GaussianLikelihood)
-    before = (
-        0.0 if exact else batches.mean_over_processes(lambda: evaluation.fit - last.points().kl())
-    )
+    layer = model.layers[number]
+    last = number == len(model.layers) - 1
+    return [layer.q_mean, layer.q_factor] if last else [layer.q_factor]
 
-    def after() -> Scalar:
-        return batches.mean_over_processes(
-            lambda: model.last_bound(rows, inputs, total=batches.total)
+
+@final
+@dataclass(frozen=True, slots=True)
+class _NaturalPass:
+    """A forward pass, from whose gradients in q(f) natural-gradient steps on q(u) are taken."""
+
+    model: DeepGP
+    batches: Minibatches
+    rows: Dataset
+    evaluation: DeepEvaluation
+    precisions: list[Tensor]
+    """Site precisions of the outputs of every layer; those of hidden layers if they are needed."""
+
+    @classmethod
+    def of(
+        cls,
+        model: DeepGP,
+        batches: Minibatches,
+        rows: Dataset,
+        evaluation: DeepEvaluation,
+        numbers: Sequence[int],
+    ) -> "_NaturalPass":
+        """Prepare steps of the layers with these numbers, before the gradient of −ELBO / scale."""
+        passed, last = evaluation.passed, len(model.layers) - 1
+        (curvature,) = torch.autograd.grad(
+            evaluation.fit, [passed.last.variance], retain_graph=True
         )
+        # Sites are summed over processes; each process scales its own rows to the whole minibatch.
+        top = (-2 * curvature / batches.process_group.world_size).clamp_min(0)
+        hidden = [top] * last
+        if any(number < last for number in numbers):
+            hidden = hidden_precisions(model, passed.last.mean, passed.inputs[1:], top)
+        # After the gradients above, which would be retained as well.
+        for number in numbers:
+            passed.outputs[number].mean.retain_grad()
+        return cls(model, batches, rows, evaluation, [*hidden, top])
 
-    for _ in range(_SHORTENED):
-        try:
-            step = sites.natural_step(last, rate=rate, process_group=process_group)
-            _set(last, *process_group.broadcast(*step))
-            if exact or after() >= before:
-                return
-        except NotPositiveDefiniteError:
-            # A step that cannot be computed is not taken.
-            pass
-        _set(last, *old)
-        rate *= 0.25
+    @torch.no_grad()
+    def step(self, number: int, *, rate: float) -> None:
+        """Take a natural-gradient step on a layer's q(u).
+
+        Where the noise is not Gaussian a full step of the last layer can overshoot: it is shortened
+        until it gains.
+        """
+        model, process_group = self.model, self.batches.process_group
+        layer, mean = model.layers[number], self.evaluation.passed.outputs[number].mean
+        assert mean.grad is not None
+        slope = -self.batches.scale / process_group.world_size * mean.grad
+        inputs = self.evaluation.passed.inputs[number]
+        sites = layer_sites(layer, inputs, mean, slope, self.precisions[number])
+        old = layer.q_mean.clone(), layer.q_factor.clone()
+        last = number == len(model.layers) - 1
+        unchecked = not last or isinstance(model.likelihood, GaussianLikelihood)
+        before = 0.0 if unchecked else self._mean(lambda: self.evaluation.fit - layer.points().kl())
+        for _ in range(_SHORTENED):
+            try:
+                step = sites.natural_step(layer, rate=rate, process_group=process_group)
+                q_mean, q_factor = process_group.broadcast(*step)
+                _set(layer, q_mean if last else old[0], q_factor)
+                if unchecked or self._mean(lambda: self._last_bound(inputs)) >= before:
+                    return
+            except NotPositiveDefiniteError:
+                # A step that cannot be computed is not taken.
+                pass
+            _set(layer, *old)
+            rate *= 0.25
+
+    def _last_bound(self, inputs: Tensor) -> Scalar:
+        return self.model.last_bound(self.rows, inputs, total=self.batches.total)
+
+    def _mean(self, nats: Callable[[], Scalar]) -> Scalar:
+        return self.batches.mean_over_processes(nats)
 
 
 def _set(layer: DeepLayer, q_mean: Tensor, q_factor: Tensor) -> None:
@@ -229,6 +296,44 @@ def _hidden_targets(
 def _mean(layer: DeepLayer, inputs: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
     points = layer.points()
     return torch.cat([layer.marginals(rows, points).mean for rows in inputs.split(4096)])
+
+
+def start_from_shallow(model: DeepGP, data: Dataset, *, seed: int) -> None:
+    """Set kernel and noise of the last layer to those of a shallow GP on the layer's first inputs.
+
+    Hyper-parameters maximise the exact evidence of up to `_EVIDENCE_ROWS` rows. Where hidden layers
+    start as linear functions, the deep GP then starts close to the shallow one. Hidden layers
+    receive its lengthscales if they have as many inputs.
+
+    Args:
+        model: an initial model with Gaussian noise; it is changed.
+        data: training rows.
+        seed: of the rows that are used.
+    """
+    *hidden, last = model.layers
+    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
+    rows = data.part(order[:_EVIDENCE_ROWS].to(data.device)).to(last.candidates.device)
+    inputs = rows.X
+    for layer in hidden:
+        inputs = layer_inputs(_mean(layer, inputs), rows.X, skip_connections=model.skip_connections)
+    noise = noise_of(model.likelihood)
+    assert noise is not None
+    shallow = SparseGP(last.kernel, inputs[:0], noise=noise.value.mean().item())
+    stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
+    evidence, _ = optimise_evidence(
+        shallow, Dataset(inputs, rows.Y, rows.weights), stop, NO_CHECKPOINT_LOG
+    )
+    if not isfinite(evidence):
+        return
+    last.kernel.load_state_dict(shallow.kernel.state_dict())
+    set_noise(model.likelihood, shallow.noise.detach().expand_as(noise.value))
+    for layer in hidden:
+        pairs = zip(
+            trainable_lengthscales(layer.kernel), trainable_lengthscales(last.kernel), strict=False
+        )
+        for own, other in pairs:
+            if own.lengthscale.shape == other.lengthscale.shape:
+                own.lengthscale = other.lengthscale.detach()
 
 
 def select_start(
