@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 from helpers.forks import Forks
@@ -46,6 +47,9 @@ install_import_hook(
     [f"winnowgp.{name}" for name in CHECKED_PACKAGES], "helpers.typechecker.checked"
 )
 torch.set_num_threads(1)
+# The same examples in every run, however long one takes.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,7 +15,7 @@ def read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-@pytest.mark.usefixtures("one_size")
+@pytest.mark.usefixtures("quickly")
 def test_fit_predict_info_frontier_of_a_new_table(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

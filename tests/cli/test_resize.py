@@ -128,7 +128,7 @@ def test_fit_shows_the_limit_that_ended_growth(
     monkeypatch.setattr(budget.Budget, "limit_of", lambda *_, **__: "work")
     monkeypatch.setattr(growth, "grow", partial(growth.grow, first=2))
     words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,id", "--missing", "impute"]
-    assert run([*words, "-o", str(tmp_path / "m.winnow")]) == 0
+    assert run([*words, "--kernel", "rbf", "-o", str(tmp_path / "m.winnow")]) == 0
     said = capsys.readouterr()
     assert "note: more inducing points" in said.out
     assert "max_fit_seconds" in said.out

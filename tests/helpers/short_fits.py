@@ -42,7 +42,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
     search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
     def few(model: Model, data: Dataset) -> list[Model]:
-        return every(model, data)[: 1 + max(starts, 1)]
+        return every(model, data, 1 + max(starts, 1))
 
     def of_few(self: Any, given: Sequence[warm_up.Start[Model]], count: int) -> Any:
         kernels = [start.kernel for start in given]

@@ -240,7 +240,9 @@ def test_repeated_steps_with_warm_start_reuse_the_last_fit() -> None:
     X = rows(24)
     Y = outcomes(X, 1)[:, 0]
     counts, bound = [0, 0], SparseGP.dense_bound
-    regressor = SparseGPRegressor("rbf", random_state=0, warm_start=True, tolerance=0.1)
+    regressor = SparseGPRegressor(
+        "rbf", random_state=0, warm_start=True, tolerance=0.1, hyper="point"
+    )
     for step in range(2):
 
         def counted(self: Any, data: Any, step: int = step) -> Any:

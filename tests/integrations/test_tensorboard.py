@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
+from helpers.short_fits import smaller_sizes
 from winnowgp import Checkpoint, Dataset, SparseGP, fit
 from winnowgp.data import hills
 from winnowgp.errors import InputError, MissingExtraError
@@ -87,14 +88,10 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
     model = SparseGP(kernel, data.X[:0], noise=0.1)
     model.likelihood.requires_grad_(False)
     board = TensorBoard(folder)
+    schedule = FastSchedule(Tolerance(0.01), n_candidates=7, rounds=2, inclusion_steps=10)
     try:
-        fit(
-            model,
-            data,
-            schedule=FastSchedule(Tolerance(0.01), n_candidates=7, rounds=2),
-            callbacks=[board, watch],
-            checkpoint=checkpoint,
-        )
+        with smaller_sizes(0):
+            fit(model, data, schedule=schedule, callbacks=[board, watch], checkpoint=checkpoint)
     finally:
         # As if all that was written before it was killed had reached the disk.
         board.close()

@@ -69,7 +69,7 @@ def diagnose(
 
     >>> X = np.linspace(0, 6, 120)[:, None]
     >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
-    >>> model = SparseGPRegressor(max_points=12, random_state=0).fit(X[::2], y[::2])
+    >>> model = SparseGPRegressor("rbf", random_state=0).fit(X[::2], y[::2])
     >>> diagnose(model, X, y, held_out=np.arange(1, 120, 2))
     []
     """

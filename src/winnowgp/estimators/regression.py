@@ -102,7 +102,7 @@ class SparseGPRegressor(StreamingEstimator, VaryingNoise):
             compare with those of other models. `noise_` and the latent function are those of log y.
 
     >>> X = np.linspace(0, 6, 50)[:, None]
-    >>> model = SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> model = SparseGPRegressor("rbf", random_state=0).fit(X, np.sin(X[:, 0]))
     >>> model.n_inducing_ < 12
     True
     """

@@ -41,7 +41,7 @@ class TabularModel:
     >>> from winnowgp.estimators import fit_table
     >>> x = np.linspace(0, 6, 60)
     >>> table = DataTable.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
-    >>> model = fit_table(table, "y", kernel="rbf", max_points=5)
+    >>> model = fit_table(table, "y", kernel="rbf", tolerance=0.1)
     >>> sorted(model.predict(table))
     ['lower', 'mean', 'sd', 'upper']
     """

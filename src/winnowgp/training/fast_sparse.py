@@ -297,7 +297,7 @@ def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Mode
     are compared.
     """
     initial, points = steps.initialise(), steps.model.candidates.detach()
-    smooth = starting_points(initial.best, steps.sample)[1]
+    smooth = starting_points(initial.best, steps.sample, 2)[1]
     soft = scaled(initial.best, variance=2.0, lengthscale=1.5, noise=2.0)
     starts = [start.with_candidates(points) for start in (initial.best, soft, smooth)]
     if steps.warm_start:

@@ -183,7 +183,7 @@ class FastSteps(Generic[Model]):
         rows = with_unit_weights(bare, rows)
         initialization.lift_noise(bare, rows)
         optima = []
-        for model in (bare, initialization.starting_points(bare, self.sample)[1]):
+        for model in (bare, initialization.starting_points(bare, self.sample, 2)[1]):
             stop = Stop(3e-4 * rows.observations, 10, 60)
             value, iterations = optimise_evidence(model, rows, stop, self._context.checkpoint_log)
             self.budget.spend(1.15 * iterations * dense_work(model, rows))
@@ -413,7 +413,7 @@ class FastSteps(Generic[Model]):
         if self.earlier is not None:
             return [self._resized(self.model, M)]
         initial = self.initialization.best
-        smooth = initialization.starting_points(initial, self.sample)[1]
+        smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self._eliminated(soft, M), self._eliminated(smooth, M)]
         if M > 32:

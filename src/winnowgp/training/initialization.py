@@ -129,7 +129,7 @@ def set_within(module: gpytorch.Module, name: str, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
-def starting_points(model: Model, data: Dataset) -> list[Model]:
+def starting_points(model: Model, data: Dataset, count: int | None = None) -> list[Model]:
     """Return the model as given, and variants that together reach most modes met in practice.
 
     A kernel on D columns has lengthscales of √D or 1 standard deviations of the inputs (two typical
@@ -138,6 +138,9 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     or a hundredth of the targets' variance; a likelihood without noise has two kernel variances
     instead. A constant mean is where the targets are most probable. Several terms of a kernel keep
     the ratios of their lengthscales: equal terms would stay equal.
+
+    Args:
+        count: number of models, if not all are needed.
     """
     bare = model.with_candidates(data.X[:0])
     starts = [bare]
@@ -154,6 +157,8 @@ def starting_points(model: Model, data: Dataset) -> list[Model]:
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
         for scale in scales:
+            if len(starts) == count:
+                return starts
             start = copy_module(bare)
             for kernel, ratio in zip(trainable_lengthscales(start.kernel), ratios, strict=True):
                 times = sqrt(column_count(kernel, data)) if factor == "root" else factor

@@ -34,7 +34,8 @@ class SparseGPModel(Model, FantasizeMixin):
 
     >>> import numpy as np
     >>> X = np.linspace(0, 6, 40)[:, None]
-    >>> model = SparseGPModel.of(SparseGPRegressor(random_state=0).fit(X, np.sin(X[:, 0])))
+    >>> regressor = SparseGPRegressor("rbf", random_state=0).fit(X, np.sin(X[:, 0]))
+    >>> model = SparseGPModel.of(regressor)
     >>> model.posterior(torch.zeros(5, 2, 1, dtype=torch.float64)).mean.shape
     torch.Size([5, 2, 1])
 
