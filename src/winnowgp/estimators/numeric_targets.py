@@ -35,8 +35,7 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.models import MixturePosterior, Posterior
-from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.likelihoods import gaussian_noise, is_plain, observation_model
 
 
 @final

@@ -48,8 +48,12 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain, observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.likelihoods import (
+    LEAST_NOISE,
+    HeteroscedasticLikelihood,
+    is_plain,
+    observation_model,
+)
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
 from winnowgp.training.initialization import best_level

@@ -25,8 +25,7 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.likelihoods import LEAST_NOISE, HeteroscedasticLikelihood, is_plain
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.likelihoods import LEAST_NOISE, observation_model
 from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
