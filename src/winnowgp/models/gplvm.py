@@ -73,10 +73,9 @@ class Latents(nn.Module):
         """Variances s of the latent positions."""
         return self.log_variance.exp()
 
-    def kl(self, rows: Int[Tensor, " B"] | None = None) -> Scalar:
-        """Return Σ_i KL[q(x_i) ‖ N(0, I)] in nats, of all rows or of some."""
-        mean, variance = self.at(rows)
-        return latent_kl(mean, variance).sum()
+    def kl(self) -> Scalar:
+        """Return Σ_i KL[q(x_i) ‖ N(0, I)] in nats."""
+        return latent_kl(self.mean, self.variance).sum()
 
     def at(self, rows: Int[Tensor, " B"] | None) -> tuple[Tensor, Tensor]:
         """Return means and variances of some rows, or of all rows if None."""
