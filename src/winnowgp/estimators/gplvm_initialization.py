@@ -17,7 +17,8 @@ from winnowgp.estimators.validation import Parameters, has_noise
 from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.kernels import has_psi
-from winnowgp.models.likelihoods import fill_with_observed, gaussian_noise, observation_model
+from winnowgp.models.likelihoods import fill_with_observed, observation_model
+from winnowgp.models.observations import gaussian_noise
 from winnowgp.training import principal_latents
 
 KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")

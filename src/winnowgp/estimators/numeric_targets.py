@@ -35,7 +35,8 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.models import MixturePosterior, Posterior
-from winnowgp.models.likelihoods import gaussian_noise, is_plain, observation_model
+from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.observations import gaussian_noise
 
 
 @final

@@ -48,12 +48,8 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import (
-    LEAST_NOISE,
-    HeteroscedasticLikelihood,
-    is_plain,
-    observation_model,
-)
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain, observation_model
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
 from winnowgp.training.initialization import best_level

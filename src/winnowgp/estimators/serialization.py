@@ -42,7 +42,8 @@ from winnowgp.models import (
     MixturePosterior,
     Posterior,
 )
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, target_noise
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood
+from winnowgp.models.observations import target_noise
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent
 from winnowgp.selection import Frontier, SizeFrontier

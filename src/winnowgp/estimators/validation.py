@@ -25,7 +25,8 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
-from winnowgp.models.likelihoods import LEAST_NOISE, HeteroscedasticLikelihood, is_plain
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 

@@ -40,8 +40,8 @@ from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import SelectableModel
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.kernels import KernelBlocks, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import LEAST_NOISE, HeteroscedasticLikelihood
-from winnowgp.models.observations import Prediction
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood
+from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP

@@ -17,8 +17,6 @@ from typing import TypeGuard, TypeVar, final
 import numpy as np
 import torch
 from gpytorch import likelihoods
-from gpytorch.constraints import GreaterThan
-from gpytorch.likelihoods.noise_models import MultitaskHomoskedasticNoise
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
@@ -35,10 +33,6 @@ from winnowgp.models.observations import (
     UserDefinedObservations,
     is_user_defined,
 )
-from winnowgp.typing import TargetNoise
-
-LEAST_NOISE = 1e-6
-"""Smallest noise variance that is learnt; for standardised targets in the estimators."""
 
 # Quasi-random nodes for densities of softmax; each is used with its reflection.
 SOFTMAX_DENSITY_NODES = 512
@@ -459,38 +453,3 @@ def _latent_nodes(mean: Tensor, variance: Tensor, count: int) -> Tensor:
 
 def _examples(values: Tensor) -> str:
     return ", ".join(f"{v:g}" for v in values.unique()[:5].tolist())
-
-
-def gaussian_noise(
-    start: Float[Tensor, ""] | Float[Tensor, " P"],
-) -> likelihoods.GaussianLikelihood:
-    """Return a Gaussian likelihood with one noise variance for all targets, or one for each.
-
-    The second has GPyTorch's `MultitaskHomoskedasticNoise`; its `noise` is a vector, which
-    broadcasts against targets `[N P]`.
-
-    Args:
-        start: initial variances, one number or `[P]`.
-    """
-    if not bool((start > LEAST_NOISE).all()):
-        raise InputError(
-            f"`noise` is a variance and must exceed {LEAST_NOISE}; got {start.min().item()}."
-        )
-    likelihood = likelihoods.GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE))
-    if start.dim() == 0:
-        likelihood.to(start)
-        likelihood.noise = start
-        return likelihood
-    likelihood.noise_covar = MultitaskHomoskedasticNoise(
-        len(start), noise_constraint=GreaterThan(LEAST_NOISE)
-    )
-    likelihood.to(start)
-    likelihood.noise_covar.initialize(noise=start)
-    return likelihood
-
-
-def target_noise(likelihood: likelihoods.Likelihood) -> TargetNoise:
-    """Return the noise variance of a Gaussian likelihood: a scalar, or one for each target."""
-    assert isinstance(likelihood, likelihoods.GaussianLikelihood)
-    shared = not isinstance(likelihood.noise_covar, MultitaskHomoskedasticNoise)
-    return likelihood.noise.reshape(()) if shared else likelihood.noise

@@ -15,7 +15,8 @@ from winnowgp.errors import ConvergenceWarning, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import Model
-from winnowgp.models.likelihoods import LEAST_NOISE, observation_model
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.likelihoods import LEAST_NOISE, observation_model
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000
