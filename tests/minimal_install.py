@@ -75,7 +75,7 @@ def commands(folder: Path) -> None:
 
 
 def answers(folder: Path, rows: str) -> list[dict[str, str]]:
-    """What was asked for beside what was predicted."""
+    """Return the rows of a table together with the predictions in the folder."""
     with open(rows, encoding="utf-8") as asked, (folder / "p.csv").open(encoding="utf-8") as given:
         pairs = zip(csv.DictReader(asked), csv.DictReader(given), strict=True)
         return [row | {"mean": next(v for k, v in p.items() if "mean" in k)} for row, p in pairs]
@@ -101,9 +101,9 @@ def library(folder: Path) -> None:
     check(model.n_inducing_ < 15 and model.score(X, np.sin(X[:, 0])) > 0.99, "a poor fit")
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Everything; exits with a message where something is amiss."""
-    if "--clean" in words:
+    if "--clean" in arguments:
         found = [name for name in OPTIONAL if find_spec(name) is not None]
         check(not found, f"not a minimal environment: {', '.join(found)}")
     else:
@@ -112,9 +112,9 @@ def main(words: list[str]) -> None:
 
     check(winnowgp.__version__ == version("winnowgp"), "two versions")
     check(resources.files("winnowgp").joinpath("py.typed").is_file(), "py.typed is missing")
-    said = metadata("winnowgp")
+    fields = metadata("winnowgp")
     for field in ("Summary", "License-Expression", "Requires-Python", "Keywords", "Author"):
-        check(field in said, f"the metadata lack {field}")
+        check(field in fields, f"the metadata lack {field}")
     with TemporaryDirectory() as folder:
         commands(Path(folder))
         library(Path(folder))

@@ -1,4 +1,4 @@
-"""Nobody needs the optional packages who did not ask for them."""
+"""The package works without its optional dependencies."""
 
 import os
 import subprocess

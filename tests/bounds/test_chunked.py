@@ -11,16 +11,15 @@ from torch import Tensor
 
 from helpers import oracles
 from helpers.problems import Problem, problem
+from helpers.selection_problems import chunked_moments
 from winnowgp.bounds import collapsed_bound, upper_bound
 from winnowgp.bounds.chunked import (
     Moments,
-    chunked_moments,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
 )
 from winnowgp.data import Dataset
-from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
 from winnowgp.models import SparseGP
@@ -73,7 +72,7 @@ def test_moment_posterior_equals_dense_posterior(K: int, P: int, per_row: bool) 
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 25, 100])
-def test_chunked_moments_are_independent_of_chunk_size(chunk: int) -> None:
+def test_grouped_sums_are_independent_of_chunk_size(chunk: int) -> None:
     p = problem(per_row=True)
     whole, chunked = moments(p, chunk=1000), moments(p, chunk=chunk)
     assert chunked.N == whole.N == 25
@@ -82,7 +81,7 @@ def test_chunked_moments_are_independent_of_chunk_size(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("K", [6, 110])  # 110 candidates are three panels of C
-def test_chunked_moments_equal_their_definitions(K: int) -> None:
+def test_grouped_sums_equal_their_definitions(K: int) -> None:
     p = problem(K=K, per_row=True, lengthscale=0.3 if K == 6 else 0.05)
     sums, W = moments(p), torch.diag(1 / p.noise)
     V = torch.linalg.cholesky(p.Kuu).inverse() @ p.Kuf
@@ -104,16 +103,6 @@ def test_moments_of_two_sets_of_rows_add_up() -> None:
     assert total.N == whole.N == 25
     for name in ("C", "D", "square", "diagonal", "constant"):
         torch.testing.assert_close(getattr(total, name), getattr(whole, name), **close)
-
-
-def test_chunked_moments_bad_weights_or_no_rows_raise() -> None:
-    p = problem()
-    L = cholesky(p.Kuu).L
-    with pytest.raises(InputError, match=r"`weights` must be positive"):
-        chunked_moments(L, [(p.Kuf, p.kff, p.Y, -torch.ones_like(p.kff))])
-    for none in ([], [(p.Kuf[:, :0], p.kff[:0], p.Y[:0], p.kff[:0])]):
-        with pytest.raises(InputError, match="at least one row"):
-            chunked_moments(L, none)
 
 
 KERNELS = {

@@ -57,9 +57,19 @@ def models(shop: Path) -> dict[str, Path]:
     for target, drop in DROPS.items():
         found[target] = shop.parent / f"{target}.winnow"
         likelihood = "poisson" if target == "visits" else "auto"
-        words = ["fit", str(shop), "-t", target, "--drop", drop, "--likelihood", likelihood, *QUICK]
+        arguments = [
+            "fit",
+            str(shop),
+            "-t",
+            target,
+            "--drop",
+            drop,
+            "--likelihood",
+            likelihood,
+            *QUICK,
+        ]
         if target != "y":
-            words += ["--kernel", "rbf"]
+            arguments += ["--kernel", "rbf"]
         with short_fits():
-            assert run([*words, "-o", str(found[target])]) == 0
+            assert run([*arguments, "-o", str(found[target])]) == 0
     return found

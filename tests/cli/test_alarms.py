@@ -22,11 +22,11 @@ def leaking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fit(table: Path, *words: str) -> Path:
+def fit(table: Path, *arguments: str) -> Path:
     out = table.parent / "m.winnow"
     with shortest_fits():
         settings = ["--max-points", "8", "--kernel", "rbf", "-o", str(out)]
-        assert run(["fit", str(table), "-t", "y", *settings, *words]) == 0
+        assert run(["fit", str(table), "-t", "y", *settings, *arguments]) == 0
     return out
 
 
@@ -83,9 +83,9 @@ def test_fit_notes_of_target_and_split_are_printed_and_saved(
     table = tmp_path / "counts.csv"
     table.write_text("\n".join(["day,y", *lines]))
     model = fit(table, *split)
-    said = ("the target 'y' has integers from", "rows were held out at random")
+    expected = ("the target 'y' has integers from", "rows were held out at random")
     printed = capsys.readouterr().out
-    assert [printed.count(f"note: {text}") for text in said] == [1, 1]
+    assert [printed.count(f"note: {text}") for text in expected] == [1, 1]
     assert run(["info", str(model), "--json"]) == 0
     kinds = {alarm["warning"] for alarm in json.loads(capsys.readouterr().out)["alarms"]}
     assert {"LikelihoodWarning", "RandomSplitWarning"} <= kinds

@@ -13,7 +13,7 @@ from winnowgp.errors import CheckpointWarning, InputError
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("fit SHOP -t z", "`--target` must name columns.*'z' is not among 'id', 'x'"),
         ("fit SHOP -t y --drop zz", "'zz' is not among"),
@@ -50,7 +50,7 @@ from winnowgp.errors import CheckpointWarning, InputError
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
-    words: str,
+    arguments: str,
     message: str,
     shop: Path,
     models: dict[str, Path],
@@ -59,7 +59,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    typed = words.replace("SHOP", str(shop)).replace("y.winnow", str(models["y"])).split()
+    typed = arguments.replace("SHOP", str(shop)).replace("y.winnow", str(models["y"])).split()
     if "posterior.winnow" in typed:
         model = winnowgp.load(models["y"]).estimator
         typed[1] = str(model.save(shop.parent / "posterior.winnow"))

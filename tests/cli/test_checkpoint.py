@@ -13,12 +13,12 @@ from winnowgp.training import checkpoint as checkpoint_module
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> list[str]:
+def arguments(tmp_path: Path) -> list[str]:
     table = tmp_path / "line.csv"
     table.write_text("x,y\n" + "\n".join(f"{x},{x * x}" for x in range(12)))
-    asked = ["fit", str(table), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "--quiet"]
+    fit = ["fit", str(table), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "--quiet"]
     kept = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "0"]
-    return [*asked, *kept, "-o", str(tmp_path / "line.winnow")]
+    return [*fit, *kept, "-o", str(tmp_path / "line.winnow")]
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,37 +34,37 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quickly")
 def test_fit_interrupted_resumes_to_the_same_model(
-    words: list[str], tmp_path: Path, monkeypatch, capsys
+    arguments: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     plain = tmp_path / "plain.winnow"
-    assert run([*words[:9], "-o", str(plain)]) == 0
+    assert run([*arguments[:9], "-o", str(plain)]) == 0
     interrupt_at(2, monkeypatch)
-    assert run(words) == 130
+    assert run(arguments) == 130
     assert "to resume from its checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "line.winnow").exists()
     monkeypatch.undo()
     # Another command may not have the folder yet.
-    assert run([*words, "--tolerance", "2"]) == 2
+    assert run([*arguments, "--tolerance", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`tolerance` was 1.0 and is 2.0" in line
-    assert run(words) == 0
+    assert run(arguments) == 0
     found, expected = load(tmp_path / "line.winnow"), load(plain)
     assert found.summary["training"] == expected.summary["training"]
     assert found.estimator.elbo_ == expected.estimator.elbo_
     assert found.estimator.checkpoint is None
 
 
-def test_fit_damaged_checkpoint_is_one_line(words: list[str], tmp_path: Path, capsys) -> None:
+def test_fit_damaged_checkpoint_is_one_line(arguments: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "fit.checkpoint").write_bytes(b"nonsense")
-    assert run(words) == 2
+    assert run(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "delete it to start again" in line
 
 
 @pytest.mark.usefixtures("quickly")
 def test_fit_full_disk_warns_and_saves_the_model(
-    words: list[str], tmp_path: Path, monkeypatch, capsys
+    arguments: list[str], tmp_path: Path, monkeypatch, capsys
 ) -> None:
     real, writings = checkpoint_module.write_archive, iter(range(1000))
 
@@ -74,12 +74,14 @@ def test_fit_full_disk_warns_and_saves_the_model(
         return real(archive, path)
 
     monkeypatch.setattr(checkpoint_module, "write_archive", write)
-    assert run(words) == 0
+    assert run(arguments) == 0
     assert "No space left on device); the fit continues" in capsys.readouterr().err
     assert load(tmp_path / "line.winnow").estimator.n_inducing_ > 0
 
 
-def test_fit_checkpoint_that_is_a_file_is_named(words: list[str], tmp_path: Path, capsys) -> None:
+def test_fit_checkpoint_that_is_a_file_is_named(
+    arguments: list[str], tmp_path: Path, capsys
+) -> None:
     (tmp_path / "kept").touch()
-    assert run(words) == 2
+    assert run(arguments) == 2
     assert "`checkpoint` must be a folder" in capsys.readouterr().err

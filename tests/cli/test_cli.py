@@ -16,8 +16,10 @@ from winnowgp.experiments import illustration
 WINNOW = [sys.executable, "-m", "winnowgp"]
 
 
-def winnow(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WINNOW, *words], cwd=cwd, capture_output=True, text=True, timeout=300)
+def winnow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*WINNOW, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_version_is_printed(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def drew(output: str, folder: Path) -> None:
 def test_demo_saves_a_plot_and_prints_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a training that is stopped early."""
+    """Train for few steps: the output alone is tested."""
     short = partial(illustration.illustrate, pre=20, process=8, post=10)
     monkeypatch.setattr(illustration, "illustrate", short)
     monkeypatch.chdir(tmp_path)

@@ -208,7 +208,7 @@ def test_forged_number_of_rows_is_refused(
 
 
 def test_files_without_notes_and_ignored_columns_load(model: Path, tmp_path: Path) -> None:
-    """As files of earlier versions."""
+    """Such files were written by earlier versions."""
     outline, tensors = contents(model)
     summary = outline["value"]["state"]["summary"]
     del summary["ignored"], summary["target_summary"]["note"]

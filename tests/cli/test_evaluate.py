@@ -85,8 +85,8 @@ def test_fit_cv_prints_folds_and_saves_a_model_of_all_rows(
     data, out = tmp_path / "a.csv", tmp_path / "m.winnow"
     lines = [f"{x:.2f},{np.sin(x):.3f}" for x in np.linspace(0, 6, 24)]
     data.write_text("\n".join(["x,y", *lines]))
-    words = ["fit", str(data), "-t", "y", "--kernel", "rbf", "--tolerance", "1", "--cv", "2"]
-    assert run([*words, "-o", str(out), "--json"]) == 0
+    arguments = ["fit", str(data), "-t", "y", "--kernel", "rbf", "--tolerance", "1", "--cv", "2"]
+    assert run([*arguments, "-o", str(out), "--json"]) == 0
     found = printed(capsys)
     validation = found["cross_validation"]
     assert [fold["rows"] for fold in validation["folds"]] == [12, 12]
@@ -113,9 +113,17 @@ def test_fit_log_target_and_test_file(
         lines = [f"{r['town']},{np.exp(float(r['y']))}" for r in part]
         (tmp_path / f"{name}.csv").write_text("\n".join(["town,price", *lines]), "utf-8")
     out = tmp_path / "m.winnow"
-    words = ["fit", str(tmp_path / "train.csv"), "-t", "price", "--log-target", "--kernel", "rbf"]
-    words += ["--tolerance", "1", "--test-file", str(tmp_path / "test.csv"), "-o", str(out)]
-    assert run(words) == 0
+    arguments = [
+        "fit",
+        str(tmp_path / "train.csv"),
+        "-t",
+        "price",
+        "--log-target",
+        "--kernel",
+        "rbf",
+    ]
+    arguments += ["--tolerance", "1", "--test-file", str(tmp_path / "test.csv"), "-o", str(out)]
+    assert run(arguments) == 0
     text = capsys.readouterr().out
     assert "gaussian, of the logarithm of the target" in text
     assert "40 for training, 20 held out" in text
@@ -126,8 +134,8 @@ def test_fit_log_target_and_test_file(
     # The rows of the test file are those that were held out.
     assert evaluated["RMSE"] == pytest.approx(held_out["RMSE"])
     predictions = tmp_path / "p.csv"
-    words = ["predict", str(out), str(tmp_path / "test.csv"), "--quantiles", "0.05, 0.5"]
-    assert run([*words, "-o", str(predictions), "-q"]) == 0
+    arguments = ["predict", str(out), str(tmp_path / "test.csv"), "--quantiles", "0.05, 0.5"]
+    assert run([*arguments, "-o", str(predictions), "-q"]) == 0
     table = winnowgp.read_table(predictions)
     assert table.names == ("mean", "sd", "lower", "upper", "q0.05", "q0.5")
     low, median, mean = (table.numbers(name) for name in ("q0.05", "q0.5", "mean"))
@@ -141,8 +149,8 @@ def test_fit_log_target_and_test_file(
 def test_predict_quantiles_of_counts_are_integers(
     shop: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["predict", str(models["visits"]), str(shop), "--json", "--quantiles", "0.1,0.9"]
-    assert run(words) == 0
+    arguments = ["predict", str(models["visits"]), str(shop), "--json", "--quantiles", "0.1,0.9"]
+    assert run(arguments) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     values = np.array([[row["q0.1"], row["q0.9"]] for row in rows])
     assert (values == np.round(values)).all()
@@ -150,7 +158,7 @@ def test_predict_quantiles_of_counts_are_integers(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("fit {shop} -t y --cv 3 --test-size 0.1", "`--test-size` and `--cv` both say"),
         ("fit {shop} -t y --test-file {shop} --split-by id", "`--test-file` and `--split-by`"),
@@ -169,7 +177,7 @@ def test_predict_quantiles_of_counts_are_integers(
     ],
 )
 def test_impossible_options_are_refused(
-    words: str,
+    arguments: str,
     message: str,
     shop: Path,
     models: dict[str, Path],
@@ -178,5 +186,5 @@ def test_impossible_options_are_refused(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = words.format(shop=shop, y=models["y"], up=models["up"])
+    line = arguments.format(shop=shop, y=models["y"], up=models["up"])
     assert message in refusal(line.split(), capfd)

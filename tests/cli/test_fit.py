@@ -26,11 +26,21 @@ def held_out(model: winnowgp.TabularModel) -> list[float]:
 
 @pytest.mark.usefixtures("quickly")
 def test_fit_same_seed_gives_the_same_model(shop: Path, tmp_path: Path) -> None:
-    words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--tolerance", "1", "-q"]
+    arguments = [
+        "fit",
+        str(shop),
+        "-t",
+        "y",
+        "--drop",
+        "up,visits,day,id,x",
+        "--tolerance",
+        "1",
+        "-q",
+    ]
     table, models, predictions = winnowgp.read_table(shop), [], []
     for seed in ("1", "1", "2"):
         out = tmp_path / f"{len(models)}.winnow"
-        assert run([*words, "--kernel", "rbf", "--seed", seed, "-o", str(out)]) == 0
+        assert run([*arguments, "--kernel", "rbf", "--seed", seed, "-o", str(out)]) == 0
         models.append(winnowgp.load(out))
         predictions.append(models[-1].predict(table)["mean"])
     np.testing.assert_array_equal(predictions[0], predictions[1])
@@ -47,12 +57,12 @@ def test_fit_ignores_held_out_rows() -> None:
     """Whatever stands in them, the model is the same, and its quality another."""
     x = np.linspace(0, 6, 40)
     table = {"x": x, "y": np.sin(x)}
-    asked: dict[str, Any] = {"tolerance": 1.0, "kernel": "rbf"}
-    first = winnowgp.fit_table(winnowgp.DataTable.of(table), "y", **asked)
+    settings: dict[str, Any] = {"tolerance": 1.0, "kernel": "rbf"}
+    first = winnowgp.fit_table(winnowgp.DataTable.of(table), "y", **settings)
     unseen = np.isin(table["y"], held_out(first))
     assert unseen.sum() == 8
     other = {name: np.where(unseen, 9 + column, column) for name, column in table.items()}
-    second = winnowgp.fit_table(winnowgp.DataTable.of(other), "y", **asked)
+    second = winnowgp.fit_table(winnowgp.DataTable.of(other), "y", **settings)
     rows = winnowgp.DataTable.of({"x": x})
     np.testing.assert_array_equal(second.predict(rows)["mean"], first.predict(rows)["mean"])
     assert held_out(second) == other["y"][unseen].tolist()
@@ -63,8 +73,8 @@ def test_fit_without_held_out_rows_reports_no_quality(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.winnow"
-    words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--test-size", "0"]
-    assert run([*words, "--json", "-o", str(out)]) == 0
+    arguments = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--test-size", "0"]
+    assert run([*arguments, "--json", "-o", str(out)]) == 0
     assert json.loads(capsys.readouterr().out)["held_out"] is None
     assert run(["plot", str(out), "--what", "calibration", "-o", str(tmp_path / "a.png")]) == 2
 
@@ -74,14 +84,14 @@ def test_fit_precision_reaches_the_estimator(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.winnow"
-    words = ["fit", str(shop), "--precision", "mixed", "-o", str(out), "-q"]
-    assert run([*words, "-t", "y", "--drop", "up,visits,day,id,x"]) == 0
+    arguments = ["fit", str(shop), "--precision", "mixed", "-o", str(out), "-q"]
+    assert run([*arguments, "-t", "y", "--drop", "up,visits,day,id,x"]) == 0
     saved = winnowgp.load(out)
     assert saved.estimator.precision == "mixed"
     assert saved.summary["settings"]["precision"] == "mixed"
     out.unlink()
     for task, target in (("classification", "up"), ("counts", "visits")):
-        assert run([*words, "-t", target, "--task", task, "--id", "id"]) == 2
+        assert run([*arguments, "-t", target, "--task", task, "--id", "id"]) == 2
         assert f"must be 'double' for {task}; got 'mixed'" in capsys.readouterr().err
     assert not out.exists()
 
@@ -90,8 +100,8 @@ def test_fit_precision_reaches_the_estimator(
 @pytest.mark.parametrize("priors", ["weak", "none"])
 def test_fit_priors_reach_the_estimator(priors: str, shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.winnow"
-    words = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--priors", priors]
-    assert run([*words, "--kernel", "rbf", "--max-points", "2", "-o", str(out), "-q"]) == 0
+    arguments = ["fit", str(shop), "-t", "y", "--drop", "up,visits,day,id,x", "--priors", priors]
+    assert run([*arguments, "--kernel", "rbf", "--max-points", "2", "-o", str(out), "-q"]) == 0
     saved = winnowgp.load(out)
     assert saved.estimator.priors == (None if priors == "none" else "weak")
     assert saved.summary["settings"].get("priors", "weak") == priors
@@ -120,9 +130,9 @@ def test_fit_column_names_with_brackets_are_shown_verbatim(
     table.write_text("\n".join(["speed [/s],$a_$ [kg],y", *rows]))
     model = tmp_path / "a.winnow"
     assert run(["fit", str(table), "-t", "y", "--max-points", "3", "-o", str(model)]) == 0
-    said = capsys.readouterr().out
-    assert "speed [/s]" in said
-    assert "$a_$ [kg]" in said
+    output = capsys.readouterr().out
+    assert "speed [/s]" in output
+    assert "$a_$ [kg]" in output
     assert run(["plot", str(model), "-o", str(tmp_path / "a.png")]) == 0
 
 
@@ -133,7 +143,7 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "message"),
+    ("text", "arguments", "message"),
     [
         ("x,y\n1,2\ninf,3\n4,5\n5,6\n6,7\n", "-t y", "inf in row 2"),
         ("x;y\n1;2,5\n2;3,5\n3;4,1\n", "-t y", "'2,5' looks like a number with a decimal comma"),
@@ -156,18 +166,18 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
     ],
 )
 def test_fit_ambiguous_table_is_refused(
-    text: str, words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "a.csv"
     table.write_text(text)
-    assert run(["fit", str(table), *words.split(), "-o", str(tmp_path / "a.winnow")]) == 2
+    assert run(["fit", str(table), *arguments.split(), "-o", str(tmp_path / "a.winnow")]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 def test_fit_interrupted_leaves_no_file(forks: Forks) -> None:
     """A fit that would go on for seconds, interrupted once it has begun."""
-    code, said, left = forks.call(interrupted_fit)
-    assert code == 130, said
-    assert "interrupted; nothing was written" in said
+    code, output, left = forks.call(interrupted_fit)
+    assert code == 130, output
+    assert "interrupted; nothing was written" in output
     assert left == {"big.csv": None, "m.winnow": "what was there"}

@@ -36,9 +36,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(table: Path) -> Path:
     path = table.parent / "model.winnow"
-    words = ["-t", "y", "--drop", "c", "--hyper", "laplace", "--kernel", "rbf"]
+    arguments = ["-t", "y", "--drop", "c", "--hyper", "laplace", "--kernel", "rbf"]
     with shortest_fits():
-        assert run(["fit", str(table), *words, "-o", str(path), "--quiet"]) == 0
+        assert run(["fit", str(table), *arguments, "-o", str(path), "--quiet"]) == 0
     return path
 
 
@@ -72,8 +72,8 @@ def test_commands_say_and_use_the_mixture(table: Path, model: Path, capsys) -> N
 )
 def test_refused_options_leave_no_file(options, message, table: Path, tmp_path, capsys) -> None:
     path = tmp_path / "model.winnow"
-    words = ["-t", "y"] if "-t" not in options else []
-    assert run(["fit", str(table), *words, *options, "-o", str(path)]) != 0
+    arguments = ["-t", "y"] if "-t" not in options else []
+    assert run(["fit", str(table), *arguments, *options, "-o", str(path)]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
     assert not path.exists()
 

@@ -39,8 +39,8 @@ def test_plot_surface_over_two_numeric_inputs(
     target: str, drop: str, hills: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "m.winnow"
-    words = ["fit", str(hills), "-t", target, "--drop", drop, "--tolerance", "1", "-q"]
-    assert run([*words, "--kernel", "rbf", "-o", str(model)]) == 0
+    arguments = ["fit", str(hills), "-t", target, "--drop", drop, "--tolerance", "1", "-q"]
+    assert run([*arguments, "--kernel", "rbf", "-o", str(model)]) == 0
     plot = ["plot", str(model), "--what", "surface", "-q", "-o"]
     sizes = []
     for data in ([], ["--data", str(hills)]):
@@ -52,19 +52,19 @@ def test_plot_surface_over_two_numeric_inputs(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("--what surface", "two numeric inputs; this model has 'x' (number), 'town' (categorical)"),
         ("--what effects --data a.csv", "`--data` is for `--what surface`"),
     ],
 )
 def test_plot_surface_without_two_numbers_is_refused(
-    words: str,
+    arguments: str,
     message: str,
     models: dict[str, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = str(tmp_path / "a.png")
-    assert run(["plot", str(models["y"]), *words.split(), "-o", out]) == 2
+    assert run(["plot", str(models["y"]), *arguments.split(), "-o", out]) == 2
     assert message in capsys.readouterr().err

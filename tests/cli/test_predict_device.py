@@ -27,10 +27,10 @@ def table() -> DataTable:
     return DataTable.of({"x": x, "y": np.sin(x), "label": label, "n": np.round(3 + 2 * np.sin(x))})
 
 
-def fitted(target: str, **words: Any) -> TabularModel:
+def fitted(target: str, **settings: Any) -> TabularModel:
     rows = table()
     others = [name for name in rows.names if name not in ("x", target)]
-    return fit_table(rows.without(others), target, tolerance=0.3, test_size=0, **words)
+    return fit_table(rows.without(others), target, tolerance=0.3, test_size=0, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         return fitted("y", hyper="point").save(folder / "y.winnow"), rows
 
 
-def predicted(saved: tuple[Path, Path], *words: str) -> int:
-    return run(["predict", *map(str, saved), *words])
+def predicted(saved: tuple[Path, Path], *settings: str) -> int:
+    return run(["predict", *map(str, saved), *settings])
 
 
 def test_predict_device_has_points_and_rows(
@@ -52,12 +52,12 @@ def test_predict_device_has_points_and_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The meta device has shapes and no numbers, so that they are made up here."""
-    asked = []
+    devices = []
 
     def predict(self: Posterior, X: torch.Tensor, *, observed: bool = False) -> Prediction:
         # A file is tried out when it is loaded, on one row.
         if len(X) == N:
-            asked.append((X.device.type, self.Z.device.type, self.weights.device.type))
+            devices.append((X.device.type, self.Z.device.type, self.weights.device.type))
         return Prediction(*(torch.full((len(X), 1), v).double() for v in (0.0, 4.0)))
 
     monkeypatch.setattr(Posterior, "predict", predict)
@@ -67,7 +67,7 @@ def test_predict_device_has_points_and_rows(
     model = winnowgp.load(saved[0])
     for device in ("meta", "cpu"):
         next(model.predict_blocks([table()], device=device))
-    assert asked == [("meta",) * 3, ("cpu",) * 3] * 2
+    assert devices == [("meta",) * 3, ("cpu",) * 3] * 2
     assert len(capsys.readouterr().out.splitlines()) == 2 * (N + 1)
 
 
@@ -95,20 +95,20 @@ def test_fit_and_predict_refuse_devices_alike(capsys: pytest.CaptureFixture[str]
     lines = []
     for command in ("fit", "predict"):
         assert run([command, "--help"]) == 0
-        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        lines.append(said.partition("--device")[2].partition("]")[0])
+        output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        lines.append(output.partition("--device")[2].partition("]")[0])
     assert lines[0] == lines[1]
     assert "cpu, cuda, or auto: a GPU if there is one." in lines[0]
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize(
-    ("target", "words"),
+    ("target", "settings"),
     [("y", {}), ("label", {}), ("n", {"task": "counts"})],
     ids=["regression", "classes", "counts"],
 )
-def test_predict_on_gpu_equals_cpu(device: str, target: str, words: dict[str, Any]) -> None:
-    model = fitted(target, **words)
+def test_predict_on_gpu_equals_cpu(device: str, target: str, settings: dict[str, Any]) -> None:
+    model = fitted(target, **settings)
     here, there = (next(model.predict_blocks([table()], device=d)) for d in ("cpu", device))
     assert list(here) == list(there)
     for name, column in here.items():

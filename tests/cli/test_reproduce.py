@@ -35,7 +35,7 @@ def test_reproduce_without_a_name_lists_experiments(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["figure-9"], "must be all or one of illustration, noise"),
         (["noise", "--device", "tpu"], "must be cpu or cuda; got 'tpu'"),
@@ -44,11 +44,11 @@ def test_reproduce_without_a_name_lists_experiments(capsys) -> None:
     ],
 )
 def test_reproduce_invalid_input_is_one_line(
-    tmp_path: Path, monkeypatch, capsys, words: list[str], message: str
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("a file")
-    assert run(["reproduce", *words]) == 2
+    assert run(["reproduce", *arguments]) == 2
     output = capsys.readouterr().err
     assert message in output
     assert output.count("\n") == 1
@@ -59,8 +59,8 @@ def test_reproduce_writes_rows_figure_claims_and_never_repeats_runs(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Toy(log))
-    words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path / "new" / "folder")]
-    assert run(words) == 0
+    arguments = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path / "new" / "folder")]
+    assert run(arguments) == 0
     first = capsys.readouterr()
     assert "agrees: the sum is five ([5])" in first.out
     assert "4/4" in first.err
@@ -68,7 +68,7 @@ def test_reproduce_writes_rows_figure_claims_and_never_repeats_runs(
         "toy.jsonl",
         "toy.png",
     ]
-    assert run(words) == 0
+    assert run(arguments) == 0
     assert capsys.readouterr().out == first.out
     assert made(log) == 4
 
@@ -87,24 +87,24 @@ def test_reproduce_quick_has_its_own_file_and_prints_reductions(
 
 def test_reproduce_json_and_quiet(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
-    words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
-    assert run([*words, "--json"]) == 0
+    arguments = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
+    assert run([*arguments, "--json"]) == 0
     output = capsys.readouterr()
     found = json.loads(output.out)
     assert (found["rows"], found["missing"], found["cuts"]) == (4, 0, "")
     assert found["claims"] == ["agrees: the sum is five ([5])"]
     assert output.err == ""
-    assert run([*words, "--quiet"]) == 0
+    assert run([*arguments, "--quiet"]) == 0
     output = capsys.readouterr()
     assert output.out == output.err == ""
 
 
 def test_reproduce_only_draw_makes_no_runs(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:
     known(monkeypatch, Toy(log))
-    words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
-    assert run([*words, "--seeds", "1"]) == 0
+    arguments = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
+    assert run([*arguments, "--seeds", "1"]) == 0
     capsys.readouterr()
-    assert run([*words, "--only-draw"]) == 0
+    assert run([*arguments, "--only-draw"]) == 0
     assert "2 runs missing" in capsys.readouterr().out
     assert made(log) == 2
 
@@ -126,12 +126,12 @@ def test_reproduce_interrupted_keeps_rows(tmp_path: Path, monkeypatch, capsys, l
             raise KeyboardInterrupt
         return run_once(self, settings, scope)
 
-    words = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
+    arguments = ["reproduce", "toy", "--jobs", "1", "-o", str(tmp_path)]
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "run", interrupted)
-        assert run(words) == 130
+        assert run(arguments) == 130
     assert "run the same command again to resume" in capsys.readouterr().err
-    assert run(words) == 0
+    assert run(arguments) == 0
     assert made(log) == 4
 
 
@@ -192,14 +192,14 @@ def test_reproduce_all_lists_every_missing_table_first(
 def test_reproduce_finished_runs_need_no_data(
     nowhere: Path, monkeypatch, capsys, log: Path
 ) -> None:
-    words = ["reproduce", "needy", "--jobs", "1", "-o", str(nowhere)]
+    arguments = ["reproduce", "needy", "--jobs", "1", "-o", str(nowhere)]
     known(monkeypatch, Needy(log))
     with monkeypatch.context() as patch:
         patch.setattr(Needy, "tables", ())
-        assert run(words) == 0
-    assert run(words) == 0
-    assert run([*words, "--seeds", "4"]) == 2
-    assert run([*words, "--seeds", "4", "--only-draw"]) == 0
+        assert run(arguments) == 0
+    assert run(arguments) == 0
+    assert run([*arguments, "--seeds", "4"]) == 2
+    assert run([*arguments, "--seeds", "4", "--only-draw"]) == 0
     assert made(log) == 4
 
 
@@ -211,9 +211,9 @@ def test_reproduce_more_seeds_than_folds_warns(
     tmp_path: Path, monkeypatch, capsys, log: Path
 ) -> None:
     known(monkeypatch, Folded(log))
-    words = ["reproduce", "folded", "--jobs", "1", "-o", str(tmp_path)]
+    arguments = ["reproduce", "folded", "--jobs", "1", "-o", str(tmp_path)]
     for seeds, more in ((3, []), (2, []), (3, ["--quiet"])):
-        assert run([*words, "--seeds", str(seeds), *more]) == 0
+        assert run([*arguments, "--seeds", str(seeds), *more]) == 0
         output = "folded has 2 folds; `--seeds 3` uses all of them."
         assert (output in capsys.readouterr().err) == (seeds == 3 and not more)
 

@@ -31,39 +31,36 @@ def table(folder: Path) -> Path:
     return folder / "table.csv"
 
 
-def launched(folder: Path, *words: str) -> Any:
-    asked = ("-m", "winnowgp", "fit", "table.csv", "--tolerance", "0.3", *words)
-    return torchrun(*asked, processes=2, folder=folder)
+def launched(folder: Path, *arguments: str) -> Any:
+    command = ("-m", "winnowgp", "fit", "table.csv", "--tolerance", "0.3", *arguments)
+    return torchrun(*command, processes=2, folder=folder)
 
 
-def said(model: Any) -> dict[str, Any]:
-    """All but what a clock measures."""
+def untimed_summary(model: Any) -> dict[str, Any]:
+    """Return the summary of a model without the times in it."""
     found = {k: v for k, v in model.summary.items() if k not in ("timings", "settings")}
     found["choice"] = {k: v for k, v in found["choice"].items() if not k.endswith("_us")}
     return json.loads(json.dumps(found))
 
 
-@pytest.fixture(
-    scope="module", params=["told the same", pytest.param("torchrun", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
 def done(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, forks: Forks
 ) -> tuple[Path, CompletedProcess[str]]:
-    """A folder, and what torchrun said of all the work in it, or processes that were told what it
-    tells them."""
+    """Return a folder in which two processes have worked, and their exit code and output."""
     folder = tmp_path_factory.mktemp("launched")
-    words = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
-    words += ["--kernel", "rbf", "-o", "model.winnow", "--checkpoint", "kept"]
-    asked = ("shared_rows:sums", "--", *words)
+    arguments = ["fit", str(table(folder).name), "--tolerance", "0.3", "--target", "y"]
+    arguments += ["--kernel", "rbf", "-o", "model.winnow", "--checkpoint", "kept"]
+    command = ("shared_rows:sums", "--", *arguments)
     if request.param == "torchrun":
-        return folder, torchrun(SHARED_WORK, *asked, processes=2, folder=folder)
-    found = forks.call(shared_work.launched, str(folder), *asked)
-    said = f"{found['stderr']}\n{found['failed']}"
-    return folder, CompletedProcess(asked, found["returncode"], found["stdout"], said)
+        return folder, torchrun(SHARED_WORK, *command, processes=2, folder=folder)
+    found = forks.call(shared_work.launched, str(folder), *command)
+    stderr = f"{found['stderr']}\n{found['failed']}"
+    return folder, CompletedProcess(command, found["returncode"], found["stdout"], stderr)
 
 
 def answers(done: tuple[Path, CompletedProcess[str]], name: str) -> list[Any]:
-    """Of both processes."""
+    """Return the results that both processes wrote."""
     folder, torchrun = done
     paths = [folder / f"{name}-{rank}.json" for rank in range(2)]
     assert all(path.exists() for path in paths), torchrun.stderr
@@ -77,14 +74,14 @@ def test_torchrun_fit_equals_one_process_and_prints_once(
     assert answers(done, "command") == [0, 0], torchrun.stderr
     assert torchrun.stdout.count("model: model.winnow") == 1
     assert torchrun.stderr.count("initialisation") == 1
-    asked: dict[str, Any] = {"tolerance": 0.3, "kernel": "rbf", "seed": 0}
+    command: dict[str, Any] = {"tolerance": 0.3, "kernel": "rbf", "seed": 0}
     columns = read_table(folder / "table.csv")
     with short_fits(rounds=2):
-        alone = fit_table(columns, "y", process_group=SINGLE_PROCESS, **asked)
+        alone = fit_table(columns, "y", process_group=SINGLE_PROCESS, **command)
         # Without torchrun rows are summed in another order.
-        plain = fit_table(columns, "y", **asked)
+        plain = fit_table(columns, "y", **command)
     model = load(folder / "model.winnow")
-    assert said(model) == said(alone)
+    assert untimed_summary(model) == untimed_summary(alone)
     np.testing.assert_array_equal(
         model.estimator.inducing_points_, alone.estimator.inducing_points_
     )
@@ -117,9 +114,9 @@ def test_torchrun_counts_are_not_sharded_and_written_once(tmp_path: Path) -> Non
     rng = np.random.default_rng(8)
     rows = [f"{x},{rng.poisson(np.exp(x))}" for x in rng.uniform(0, 2, size=40)]
     (tmp_path / "table.csv").write_text("\n".join(["x,y", *rows]))
-    words = ("--target", "y", "--task", "counts", "-o", "model.winnow", "--checkpoint", "kept")
-    done = launched(tmp_path, *words)
+    arguments = ("--target", "y", "--task", "counts", "-o", "model.winnow", "--checkpoint", "kept")
+    done = launched(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("winnow: each of 2 processes repeats the work") == 1
     alone = fit_table(read_table(tmp_path / "table.csv"), "y", task="counts", tolerance=0.3)
-    assert said(load(tmp_path / "model.winnow")) == said(alone)
+    assert untimed_summary(load(tmp_path / "model.winnow")) == untimed_summary(alone)

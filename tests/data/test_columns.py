@@ -17,7 +17,7 @@ def kinds_of(values: list[str], **options: Any) -> ColumnKind:
 
 @pytest.mark.parametrize("different", [7, 25, 60])
 def test_one_odd_cell_in_a_column_of_numbers_is_an_error(different: int) -> None:
-    """Whether or not there are few enough strings for categories."""
+    """The number of different strings, few enough for categories or not, does not matter."""
     values = [str(i % different) for i in range(100)]
     values[16] = "unknown"
     message = "'a' has numbers in all but 1 of 100 rows, where it has 'unknown', first in row 17"

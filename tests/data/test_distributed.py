@@ -96,7 +96,7 @@ def test_broadcast_object_and_all_gather_reach_every_process(
 
 @forked
 def test_broadcast_returns_values_and_errors_of_the_first_process(forks: Forks) -> None:
-    results = {of: forks.call(together, shared_steps.words, of) for of in (1, 2, 3)}
+    results = {of: forks.call(together, shared_steps.broadcasts, of) for of in (1, 2, 3)}
     for of, answers in results.items():
         assert [each["led"] for each in answers] == [[[0.1, 1.0], [[True, True]], 3.0]] * of
         kinds = ["torch.float64", "torch.bool", "torch.float32", "torch.float64", "torch.float32"]

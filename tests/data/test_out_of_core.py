@@ -192,9 +192,9 @@ class Short(StreamedSource):
 
 def test_streamed_source_that_ends_early_raises_input_error() -> None:
     assert Short().part(torch.tensor([5, 0, 5])).X[:, 0].tolist() == [5, 0, 5]
-    for ask in (lambda: Short().part(torch.tensor([7, 1])), lambda: list(Short().chunks(4))):
+    for call in (lambda: Short().part(torch.tensor([7, 1])), lambda: list(Short().chunks(4))):
         with pytest.raises(InputError, match="fewer rows than its `N`"):
-            ask()
+            call()
 
 
 def test_rechunk_reads_no_more_blocks_than_it_needs() -> None:

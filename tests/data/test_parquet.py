@@ -29,13 +29,13 @@ def test_parquet_source_names_row_group_of_a_bad_value(tmp_path: Path) -> None:
         source = ParquetSource(path, **CHOICE)
         row = r"row 188 \(row group 37, counted from 0"
         message = rf"a\.parquet: column '{name}' has {word} in {row}"
-        for ask in (
+        for call in (
             lambda s=source: list(s.chunks(1000)),
             lambda s=source: list(s.shard(3, 4).chunks(7)),
             lambda s=source: s.part(torch.tensor([199, 187])),
         ):
             with pytest.raises(InputError, match=message):
-                ask()
+                call()
         # Rows before it can be read.
         assert source.part(torch.tensor([184])).N == 1
 
@@ -72,7 +72,7 @@ def test_parquet_source_that_changes_raises_input_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
         ({"targets": ["y"]}, "column 'word' has type string; a source needs numeric columns"),
         ({"targets": ["y"], "inputs": ["a", "q"]}, "no column 'q'; its columns are 'a', 'y', 'b'"),
@@ -83,11 +83,11 @@ def test_parquet_source_that_changes_raises_input_error(tmp_path: Path) -> None:
     ],
 )
 def test_parquet_source_names_columns_it_cannot_use(
-    words: dict[str, Any], message: str, tmp_path: Path
+    settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = row_groups(tmp_path / "a", [N])
     with pytest.raises(InputError, match=message):
-        ParquetSource(path, **words)
+        ParquetSource(path, **settings)
 
 
 def test_parquet_source_names_the_row_of_a_negative_variance(tmp_path: Path) -> None:

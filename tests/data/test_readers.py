@@ -274,7 +274,7 @@ def test_read_blocks_csv_memory_does_not_grow_with_the_file(tmp_path: Path) -> N
 
 def test_read_blocks_parquet_memory_does_not_grow_with_row_groups(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
-        """What pyarrow holds of a file of a single row group, at most."""
+        """Return the most memory that pyarrow holds while it reads a file of one row group."""
         values = np.random.default_rng(0).normal(size=rows)
         table = pyarrow.table({"a": values, "b": -values})
         parquet.write_table(table, tmp_path / "a", row_group_size=rows)

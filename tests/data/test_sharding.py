@@ -113,9 +113,9 @@ def test_sharded_source_invalid_requests_raise_input_error(
     source: dict[int, list[Any]], of: int, name: str
 ) -> None:
     for each in source[of]:
-        kind, words = each["refused"]
+        kind, message = each["refused"]
         assert kind == "InputError"
-        assert "cannot be sharded again" in words
+        assert "cannot be sharded again" in message
         if name in ("array", "parquet", "batches"):
             required = f"`rows` must be indices from 0 to 202; got {N} to {N}."
             assert each["missing"] == ["InputError", required]

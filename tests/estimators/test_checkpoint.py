@@ -40,10 +40,10 @@ def rows(N: int = 20) -> tuple[np.ndarray, np.ndarray]:
 
 def stopped(model: Any, *rows: np.ndarray, after: int = 0) -> None:
     """Fit, and be stopped at the second step of a phase, or of one after some steps."""
-    told = count()
+    events = count()
 
     def watch(progress: Any) -> None:
-        if next(told) >= after:
+        if next(events) >= after:
             stop(progress)
 
     with pytest.raises(Stopped):
@@ -99,32 +99,32 @@ def test_max_predict_us_is_measured_once_per_checkpoint(tmp_path: Path, monkeypa
 def test_checkpoint_of_other_parameters_is_refused_by_name(
     tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
-    asked = {**PAPER, "random_state": 0}
-    stopped(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows())
+    settings = {**PAPER, "random_state": 0}
+    stopped(SparseGPRegressor(**settings, checkpoint=tmp_path), *rows())
     with pytest.raises(CheckpointError, match=named):
-        SparseGPRegressor(**{**asked, **changed}, checkpoint=tmp_path).fit(*rows())
+        SparseGPRegressor(**{**settings, **changed}, checkpoint=tmp_path).fit(*rows())
     with pytest.raises(CheckpointError, match="`X` was"):
-        SparseGPRegressor(**asked, checkpoint=tmp_path).fit(*rows(21))
+        SparseGPRegressor(**settings, checkpoint=tmp_path).fit(*rows(21))
     with pytest.raises(CheckpointError, match="`estimator` was 'SparseGPRegressor'"):
         GPLVM(1, checkpoint=tmp_path).fit(rows()[0])
 
 
 def test_random_state_object_is_identified_by_its_state(tmp_path: Path) -> None:
-    def asked(seed: int) -> SparseGPRegressor:
+    def settings(seed: int) -> SparseGPRegressor:
         state = np.random.RandomState(seed)
         return SparseGPRegressor(**PAPER, random_state=state, checkpoint=tmp_path)
 
-    stopped(asked(3), *rows())
+    stopped(settings(3), *rows())
     with pytest.raises(CheckpointError, match="`random_state` was"):
-        asked(4).fit(*rows())
+        settings(4).fit(*rows())
     whole = SparseGPRegressor(**PAPER, random_state=np.random.RandomState(3))
-    assert same(asked(3).fit(*rows()), whole.fit(*rows()))
+    assert same(settings(3).fit(*rows()), whole.fit(*rows()))
 
 
 def test_cross_validation_reuses_one_checkpoint_folder(tmp_path: Path) -> None:
-    asked = {**PAPER, "random_state": 0}
-    plain = cross_val_score(SparseGPRegressor(**asked), *rows(), cv=3)
-    kept = cross_val_score(SparseGPRegressor(**asked, checkpoint=tmp_path), *rows(), cv=3)
+    settings = {**PAPER, "random_state": 0}
+    plain = cross_val_score(SparseGPRegressor(**settings), *rows(), cv=3)
+    kept = cross_val_score(SparseGPRegressor(**settings, checkpoint=tmp_path), *rows(), cv=3)
     assert np.array_equal(plain, kept)
 
 
@@ -146,35 +146,35 @@ def test_checkpoint_that_is_no_folder_is_refused(wrong: Any) -> None:
 
 def test_gplvm_n_iter_counts_steps_of_all_runs(tmp_path: Path) -> None:
     table = np.stack([np.sin(rows()[0][:, 0]), rows()[0][:, 0]], axis=1)
-    asked: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": 5, "n_candidates": 4}
+    settings: dict[str, Any] = {"schedule": "paper", "alpha": 0.1, "epochs": 5, "n_candidates": 4}
     where = Checkpoint(tmp_path, every=0)
-    stopped(GPLVM(1, **asked, random_state=0, checkpoint=where), table)
-    told: list[Progress] = []
-    model = GPLVM(1, **asked, random_state=0, checkpoint=where, callbacks=told.append)
+    stopped(GPLVM(1, **settings, random_state=0, checkpoint=where), table)
+    events: list[Progress] = []
+    model = GPLVM(1, **settings, random_state=0, checkpoint=where, callbacks=events.append)
     assert model.fit(table).n_iter_ == 5
-    assert [progress.step for progress in told] == [2, 3, 4, 5]
+    assert [progress.step for progress in events] == [2, 3, 4, 5]
 
 
 def test_resumed_deep_fit_does_not_repeat_the_initial_comparison(
     tmp_path: Path, monkeypatch
 ) -> None:
-    asked: dict[str, Any] = {"epochs": (2, 10, 2), "n_candidates": 5, "random_state": 0}
+    settings: dict[str, Any] = {"epochs": (2, 10, 2), "n_candidates": 5, "random_state": 0}
     X, y = rows()
     steps, real = [0], torch.optim.Adam.step
 
-    def step(self: Any, *words: Any) -> Any:
+    def step(self: Any, *arguments: Any) -> Any:
         steps[0] += 1
-        return real(self, *words)
+        return real(self, *arguments)
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    whole, all_steps = DeepGPClassifier(2, **asked).fit(X, y > 0), steps[0]
+    whole, all_steps = DeepGPClassifier(2, **settings).fit(X, y > 0), steps[0]
     raced = 3 * 2 + 2 * 2
     there = Checkpoint(tmp_path, 0)
-    stopped(DeepGPClassifier(2, **asked, checkpoint=there), X, y > 0, after=raced)
+    stopped(DeepGPClassifier(2, **settings, checkpoint=there), X, y > 0, after=raced)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"fit.checkpoint"}
     steps[0] = 0
-    again = DeepGPClassifier(2, **asked, checkpoint=Checkpoint(tmp_path, 0)).fit(X, y > 0)
+    again = DeepGPClassifier(2, **settings, checkpoint=Checkpoint(tmp_path, 0)).fit(X, y > 0)
     assert np.array_equal(again.predict_proba(X), whole.predict_proba(X))
     # The race trains one layer of one start and two of the other, two steps each, then each start
     # for two steps; and the fit had taken one step.

@@ -212,7 +212,7 @@ def test_single_class_is_named_in_the_error(label: object, words: str) -> None:
 
 @pytest.fixture(scope="module")
 def rare() -> tuple[np.ndarray, np.ndarray]:
-    """One class in twelve, where it is most probable nowhere."""
+    """Return rows of two classes, of which 'yes' is rare and nowhere the most probable."""
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 6, size=(96, 1))
     often = np.where(X[:, 0] > 4, 0.3, 0.02)

@@ -184,8 +184,8 @@ def test_counts_may_be_large(size: int) -> None:
     shapes = np.stack([np.exp(t / 2), np.exp(-t / 2), 2 + np.sin(2 * t)], axis=1)
     Y = np.random.default_rng(0).poisson(size * shapes).astype(float)
     Y[3, 0] = np.nan
-    asked = {"likelihood": "poisson", "schedule": "paper", "alpha": 0.2, "n_candidates": 12}
-    model = quick(**asked, epochs=30).fit(Y)
+    settings = {"likelihood": "poisson", "schedule": "paper", "alpha": 0.2, "n_candidates": 12}
+    model = quick(**settings, epochs=30).fit(Y)
     error = model.inverse_transform(model.embedding_) - size * shapes
     # Column means alone have an error of 1.
     assert (np.sqrt((error**2).mean(0)) / (size * shapes).std(0) < 0.6).all()
@@ -260,8 +260,8 @@ def test_constant_columns_are_ignored_and_reconstructed(noise: str) -> None:
     Y = curve(30)[1]
     Y[2, 3] = np.nan
     wider = np.insert(Y, 1, 7.0, axis=1)
-    asked = {"noise": noise, "max_points": 5, "max_iter": 12}
-    with_it, without = (quick(**asked).fit(A) for A in (wider, Y))
+    settings = {"noise": noise, "max_points": 5, "max_iter": 12}
+    with_it, without = (quick(**settings).fit(A) for A in (wider, Y))
     np.testing.assert_allclose(np.delete(with_it.noise_, 1), without.noise_, rtol=0.02)
     mean, sd = with_it.reconstruct(wider, return_std=True)
     assert (mean[:, 1] == 7).all()

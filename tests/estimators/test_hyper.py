@@ -21,7 +21,7 @@ from winnowgp.estimators.quality import predictive
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.models import MixturePosterior, Posterior
-from winnowgp.models.noise import target_noise
+from winnowgp.models.observations import target_noise
 from winnowgp.report.sentences import selection_lines
 from winnowgp.training import laplace
 

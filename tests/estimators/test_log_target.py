@@ -36,7 +36,7 @@ def model() -> SparseGPRegressor:
 
 @pytest.fixture(scope="module")
 def plain() -> SparseGPRegressor:
-    """The same model of log y."""
+    """Return the same model, fitted to log y."""
     return SparseGPRegressor("rbf", **QUICK).fit(X, np.log(Y))
 
 

@@ -1,4 +1,4 @@
-"""A real Chromium, driven through chromedriver: HTTP and JSON, nothing more to install."""
+"""Chromium, controlled through chromedriver with the standard library."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def absent() -> str | None:
-    """Why there is no browser here, if there is none."""
+    """Return why no browser can be started; None if one can."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if missing:
         return f"needs {' and '.join(missing)}: apt-get install chromium chromium-driver"
@@ -47,7 +47,7 @@ class Browser:
                     raise
                 time.sleep(0.2)
         self._root += f"/session/{answer['sessionId']}"
-        # Headless windows have a least width; the page's own can be any.
+        # Headless windows have a minimum width; the emulated screen has none.
         self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -78,19 +78,19 @@ class Browser:
         self._call("/url", {"url": path.absolute().as_uri()})
 
     def run(self, script: str) -> Any:
-        """What a piece of JavaScript returns."""
+        """Return the value of a JavaScript function body."""
         return self._call("/execute/sync", {"script": script, "args": []})
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
+        """Send a command of the DevTools protocol."""
         return self._call("/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def complaints(self) -> list[str]:
-        """What the page wrote to the console since last asked."""
+        """Return what the page has written to the console since the last call."""
         return [entry["message"] for entry in self._call("/se/log", {"type": "browser"})]
 
     def picture(self, path: Path) -> Path:
-        """The whole page."""
+        """Save a picture of the whole page."""
         size = self.command("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self.command("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)

@@ -1,7 +1,7 @@
 """Functions called in processes forked from one that has imported what they need.
 
-To import PyTorch and the library takes seconds, to fork next to nothing. As a script it is the
-process that forks: it reads what to call line by line, and answers each line with another.
+Importing PyTorch and the library takes seconds, forking milliseconds. Run as a script, this module
+is the server process: it reads one call per line and writes one result per line.
 """
 
 import json
@@ -26,80 +26,80 @@ class Forks:
     """One server process for a session of tests, started at the first call."""
 
     def __init__(self) -> None:
-        self._forking: subprocess.Popen[str] | None = None
-        self._answers: dict[str, str] = {}
+        self._server: subprocess.Popen[str] | None = None
+        self._results: dict[str, str] = {}
 
-    def call(self, work: Callable[..., Any], *words: Any) -> Any:
-        """Return what the function returns, as JSON; called once for the same arguments.
+    def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the value of a function, which passes through JSON; calls are cached.
 
-        It is called in an empty folder, and what it raises fails whoever asked, traceback and all.
+        The function runs in an empty folder. An exception fails the test, with its traceback.
 
         Args:
             work: a function of a module among the tests, not of a test.
-            words: numbers, strings, and more such functions.
+            arguments: numbers, strings, and more such functions.
         """
-        asked = json.dumps([work, *words], default=_named)
-        if asked not in self._answers:
-            self._answers[asked] = self._answered(asked)
-        return returned(self._answers[asked])
+        request = json.dumps([work, *arguments], default=_named)
+        if request not in self._results:
+            self._results[request] = self._result(request)
+        return returned(self._results[request])
 
     def close(self) -> None:
-        if self._forking is not None:
-            self._forking.communicate()
+        if self._server is not None:
+            self._server.communicate()
 
-    def _answered(self, asked: str) -> str:
-        if self._forking is None:
-            self._forking = _started()
-        assert self._forking.stdin is not None
-        assert self._forking.stdout is not None
-        self._forking.stdin.write(f"{asked}\n")
-        self._forking.stdin.flush()
-        return self._forking.stdout.readline() or _raised("the process that forks has ended")
+    def _result(self, request: str) -> str:
+        if self._server is None:
+            self._server = _started()
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{request}\n")
+        self._server.stdin.flush()
+        return self._server.stdout.readline() or _raised("the server process has ended")
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A process that calls a function and writes what it returns, or raises, to a file."""
+    """A process that calls a function and writes its value or its exception to a file."""
 
     number: int
-    answer: Path
+    path: Path
 
     @classmethod
-    def of(cls, work: Callable[[], Any], answer: Path) -> "Fork":
+    def of(cls, work: Callable[[], Any], path: Path) -> "Fork":
         """Start a process."""
-        answer.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         child = os.fork()
         if child:
-            return cls(child, answer)
+            return cls(child, path)
         signal.alarm(LONGEST)
         try:
             try:
-                said = json.dumps({"returned": work()})
+                result = json.dumps({"returned": work()})
             except BaseException:
-                said = _raised(traceback.format_exc())
-            answer.write_text(said)
+                result = _raised(traceback.format_exc())
+            path.write_text(result)
         finally:
             os._exit(0)
 
     def ended(self) -> str | None:
-        """Return the process's answer; None if it was killed."""
+        """Wait for the process and return what it wrote; None if it was killed."""
         _, status = os.waitpid(self.number, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return None
-        if self.answer.exists():
-            return self.answer.read_text()
-        return _raised(f"the process ended before it answered: {status}")
+        if self.path.exists():
+            return self.path.read_text()
+        return _raised(f"the process ended without a result: {status}")
 
 
-def returned(answer: str) -> Any:
-    """Return what a function returned; an exception fails the test."""
-    said = json.loads(answer)
-    assert "raised" not in said, said["raised"]
-    return said["returned"]
+def returned(line: str) -> Any:
+    """Return the value of the function; an exception fails the test."""
+    result = json.loads(line)
+    assert "raised" not in result, result["raised"]
+    return result["returned"]
 
 
-def _raised(words: str) -> str:
-    return json.dumps({"raised": words})
+def _raised(message: str) -> str:
+    return json.dumps({"raised": message})
 
 
 def _named(work: Callable[..., Any]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def _function(names: dict[str, str]) -> Callable[..., Any]:
 def _started() -> subprocess.Popen[str]:
     import winnowgp
 
-    # The package under test; and what has once asked for a GPU cannot be forked.
+    # The package under test; a process that has initialised CUDA cannot be forked.
     paths = [str(Path(winnowgp.__file__).parents[1]), str(Path(__file__).parents[1])]
     return subprocess.Popen(
         [sys.executable, __file__],
@@ -124,18 +124,18 @@ def _started() -> subprocess.Popen[str]:
     )
 
 
-def _forked(asked: str) -> str:
+def _forked(request: str) -> str:
     # Imports happen here, not in every process.
-    work, *words = json.loads(asked, object_hook=_function)
+    work, *arguments = json.loads(request, object_hook=_function)
     with TemporaryDirectory() as folder:
-        place = Path(folder) / "work"
-        place.mkdir()
+        work_folder = Path(folder) / "work"
+        work_folder.mkdir()
 
         def called() -> Any:
-            os.chdir(place)
-            return work(*words)
+            os.chdir(work_folder)
+            return work(*arguments)
 
-        return Fork.of(called, Path(folder) / "answer").ended() or _raised("it was killed")
+        return Fork.of(called, Path(folder) / "result").ended() or _raised("it was killed")
 
 
 def _serve() -> None:
@@ -145,16 +145,16 @@ def _serve() -> None:
     warnings.simplefilter("ignore")
     # Optimisers import half of PyTorch when they are first made.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
-    # Printed output is not an answer.
-    answers = os.fdopen(os.dup(1), "w")
+    # Printed output is not a result.
+    results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for asked in sys.stdin:
+    for request in sys.stdin:
         try:
-            answer = _forked(asked)
+            result = _forked(request)
         except Exception:
-            answer = _raised(traceback.format_exc())
-        answers.write(f"{answer}\n")
-        answers.flush()
+            result = _raised(traceback.format_exc())
+        results.write(f"{result}\n")
+        results.flush()
 
 
 if __name__ == "__main__":

@@ -38,24 +38,24 @@ def curve(N: int = 40) -> tuple[np.ndarray, np.ndarray]:
 def table(N: int = 24) -> np.ndarray:
     angle = np.linspace(0, 3, N)
     noise = 0.05 * np.random.default_rng(4).normal(size=(N, 3))
-    found = np.stack([np.sin(angle), np.cos(angle), angle], axis=1) + noise
-    found[5, 1] = np.nan
-    return found
+    values = np.stack([np.sin(angle), np.cos(angle), angle], axis=1) + noise
+    values[5, 1] = np.nan
+    return values
 
 
-def words(value: Any) -> str:
+def description(value: Any) -> str:
     """Return a description of a value that is equal for equal bits only."""
     if isinstance(value, Frontier):
-        return words((value.bounds, value.masks, value.N))
+        return description((value.bounds, value.masks, value.N))
     if isinstance(value, tuple | list):
-        return str([words(part) for part in value])
+        return str([description(part) for part in value])
     if isinstance(value, dict):
-        return str({key: words(part) for key, part in value.items()})
+        return str({key: description(part) for key, part in value.items()})
     return described(value)
 
 
 def answer(model: Any) -> dict[str, str]:
-    return {name: words(v) for name, v in vars(model).items() if name.endswith("_")}
+    return {name: description(v) for name, v in vars(model).items() if name.endswith("_")}
 
 
 def of_curve(model: Any, *, labels: bool = False) -> dict[str, str]:
@@ -77,34 +77,42 @@ def classes(checkpoint: Any) -> dict[str, str]:
 
 
 def paper(checkpoint: Any) -> dict[str, str]:
-    asked = {"schedule": "paper", "alpha": 0.05, "epochs": (10, 16, 10), "n_candidates": 12}
-    return of_curve(SparseGPRegressor(**asked, checkpoint=checkpoint))
+    settings = {"schedule": "paper", "alpha": 0.05, "epochs": (10, 16, 10), "n_candidates": 12}
+    return of_curve(SparseGPRegressor(**settings, checkpoint=checkpoint))
 
 
 def paper_classes(checkpoint: Any) -> dict[str, str]:
-    asked = {"schedule": "paper", "alpha": 0.05, "epochs": (4, 8, 4), "n_candidates": 12}
-    return of_curve(SparseGPClassifier(**asked, batch_size=12, checkpoint=checkpoint), labels=True)
+    settings = {"schedule": "paper", "alpha": 0.05, "epochs": (4, 8, 4), "n_candidates": 12}
+    return of_curve(
+        SparseGPClassifier(**settings, batch_size=12, checkpoint=checkpoint), labels=True
+    )
 
 
 def deep(checkpoint: Any) -> dict[str, str]:
-    asked = {"epochs": (4, 12, 6), "n_candidates": 8, "batch_size": 12, "predict_samples": 2}
-    return of_curve(DeepGPRegressor(layers=2, **asked, checkpoint=checkpoint))
+    settings = {"epochs": (4, 12, 6), "n_candidates": 8, "batch_size": 12, "predict_samples": 2}
+    return of_curve(DeepGPRegressor(layers=2, **settings, checkpoint=checkpoint))
 
 
 def deep_paper(checkpoint: Any) -> dict[str, str]:
-    asked = {"schedule": "paper", "alpha": 0.5, "epochs": (4, 6, 8, 6), "n_candidates": 8}
-    model = DeepGPRegressor(layers=2, **asked, hidden_mean="zero", checkpoint=checkpoint)
+    settings = {"schedule": "paper", "alpha": 0.5, "epochs": (4, 6, 8, 6), "n_candidates": 8}
+    model = DeepGPRegressor(layers=2, **settings, hidden_mean="zero", checkpoint=checkpoint)
     return of_curve(model)
 
 
 def latent(checkpoint: Any) -> dict[str, str]:
-    asked = {"max_iter": 24, "n_candidates": 8, "tolerance": 0.1}
-    return answer(GPLVM(1, **asked, checkpoint=checkpoint).fit(table()))
+    settings = {"max_iter": 24, "n_candidates": 8, "tolerance": 0.1}
+    return answer(GPLVM(1, **settings, checkpoint=checkpoint).fit(table()))
 
 
 def latent_paper(checkpoint: Any) -> dict[str, str]:
-    asked = {"schedule": "paper", "alpha": 0.05, "epochs": 10, "n_candidates": 6, "batch_size": 10}
-    return answer(GPLVM(1, **asked, checkpoint=checkpoint).fit(table()))
+    settings = {
+        "schedule": "paper",
+        "alpha": 0.05,
+        "epochs": 10,
+        "n_candidates": 6,
+        "batch_size": 10,
+    }
+    return answer(GPLVM(1, **settings, checkpoint=checkpoint).fit(table()))
 
 
 def command(checkpoint: Any) -> dict[str, str]:
@@ -114,13 +122,23 @@ def command(checkpoint: Any) -> dict[str, str]:
     here.mkdir(exist_ok=True)
     rows = [f"{x},{value}" for x, value in zip(X[:, 0], y, strict=True)]
     (here / "curve.csv").write_text("\n".join(["x,y", *rows]))
-    asked = ["fit", str(here / "curve.csv"), "-t", "y", "--tolerance", "1", "--kernel", "rbf", "-q"]
+    settings = [
+        "fit",
+        str(here / "curve.csv"),
+        "-t",
+        "y",
+        "--tolerance",
+        "1",
+        "--kernel",
+        "rbf",
+        "-q",
+    ]
     where = here / f"{os.getpid()}.winnow"
     if checkpoint is not None:
-        asked += ["--checkpoint", str(checkpoint.folder)]
-        asked += ["--checkpoint-every", str(checkpoint.every)]
+        settings += ["--checkpoint", str(checkpoint.folder)]
+        settings += ["--checkpoint-every", str(checkpoint.every)]
     with shortest_fits():
-        assert run([*asked, "-o", str(where)]) == 0
+        assert run([*settings, "-o", str(where)]) == 0
     model = load(where)
     summary = {k: v for k, v in model.summary.items() if k not in ("timings", "settings")}
     summary["choice"] = {k: v for k, v in summary["choice"].items() if not k.endswith("_us")}
@@ -183,7 +201,7 @@ def die_at_tick(number: int) -> list[int]:
 
 
 def in_a_process(work: Callable[[], Any], seed: int) -> Any:
-    """Return what the work returned; None if the process was killed."""
+    """Return the value of a function called in a process; None if the process was killed."""
 
     def seeded() -> Any:
         # The seed of a fit without `random_state`.
@@ -206,8 +224,12 @@ def events(problem: Callable[[Any], dict[str, str]], *, sparse: bool) -> int:
 
 
 def killed(name: str, points: int) -> dict[str, Any]:
-    """The answer of a fit that nobody disturbed, and that of each fit that was killed at one of
-    so many moments spread over it, twice in every fourth, and gone on with."""
+    """Return the result of an uninterrupted fit, and those of fits that were killed and resumed.
+
+    Args:
+        name: a problem.
+        points: number of fits; each is killed at another moment, and every fourth twice.
+    """
     problem = PROBLEMS[name]
     expected = in_a_process(lambda: problem(None), 7)
     most = {sparse: events(problem, sparse=sparse) for sparse in (False, True)}

@@ -12,12 +12,12 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def torchrun(
-    *words: str,
+    *arguments: str,
     processes: int,
     restarts: int = 0,
     folder: Path,
 ) -> subprocess.CompletedProcess[str]:
-    """Run torchrun; `words` are a script or a module with its arguments.
+    """Run torchrun; `arguments` are a script or a module with its arguments.
 
     Args:
         folder: where it is run.
@@ -25,9 +25,9 @@ def torchrun(
     # The package under test, whatever the working directory.
     package = str(Path(winnowgp.__file__).parents[1])
     tests = str(Path(__file__).parents[1])
-    counted = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    options = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     return subprocess.run(
-        [*TORCHRUN, *counted, *words],
+        [*TORCHRUN, *options, *arguments],
         capture_output=True,
         text=True,
         timeout=600,

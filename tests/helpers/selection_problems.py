@@ -1,6 +1,7 @@
 """Regression problems for selection, and two reference implementations of a subset's bound."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,10 +11,19 @@ import torch
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.bounds.chunked import Moments, chunked_moments
+from winnowgp.bounds.chunked import Moments, grouped_sums
 from winnowgp.linalg import Cholesky, cholesky
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
+
+
+def chunked_moments(L: Tensor, chunks: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Moments:
+    """Return the moments of chunks of K_*f, the diagonal of K_ff, targets and noise precisions."""
+    chunks = list(chunks)
+    C, D, square, diagonal = grouped_sums(L, ((Kuf, kff, [(Y, w)]) for Kuf, kff, Y, w in chunks))
+    precisions = torch.cat([w for *_, w in chunks])
+    constant = 0.5 * (precisions / (2 * math.pi)).log().sum()
+    return Moments(C, D, square.sum(), diagonal, constant, len(precisions))
 
 
 @dataclass(frozen=True)

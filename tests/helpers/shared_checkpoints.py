@@ -32,11 +32,11 @@ class Stops:
     """A callback that interrupts the fit at its n-th step, and counts steps."""
 
     def __init__(self, at: int = -1, error: type[Exception] = Stopped) -> None:
-        self.at, self.error, self.told = at, error, 0
+        self.at, self.error, self.steps = at, error, 0
 
     def __call__(self, progress: Progress) -> None:
-        self.told += 1
-        if self.told == self.at:
+        self.steps += 1
+        if self.steps == self.at:
             raise self.error
 
 
@@ -58,10 +58,10 @@ def line(noise: float = 0.1) -> SparseGP:
     return SparseGP(ScaleKernel(RBFKernel()), torch.zeros(0, 1).double(), noise=noise)
 
 
-def _fitted(**words: Any) -> dict[str, Any]:
+def _fitted(**settings: Any) -> dict[str, Any]:
     with short_fits():
-        found = fit(line(), curve(), schedule=PLAN, **words)
-    return {"bound": found.elbo, "points": plain(found.posterior.Z)}
+        result = fit(line(), curve(), schedule=PLAN, **settings)
+    return {"bound": result.elbo, "points": plain(result.posterior.Z)}
 
 
 def unbroken(process_group: ProcessGroup) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def resumed(process_group: ProcessGroup) -> dict[str, Any]:
     return {
         "again": _fitted(checkpoint=where, callbacks=goes_on),
         "once more": _fitted(checkpoint=where, callbacks=ended),
-        "told": [goes_on.told, ended.told],
+        "steps": [goes_on.steps, ended.steps],
         "folder": os.path.isdir(where.folder),
     }
 
@@ -90,32 +90,32 @@ def once(process_group: ProcessGroup) -> list[int]:
 
 
 def early(process_group: ProcessGroup) -> list[Any]:
-    """The first process ends a phase."""
+    """Fit with a callback of the first process that ends a phase."""
     callback = EndsPoints(3, EndPhase) if process_group.is_first else EndsPoints()
-    return [_fitted(callbacks=callback), callback.told]
+    return [_fitted(callbacks=callback), callback.steps]
 
 
 def full_disk(process_group: ProcessGroup) -> list[Any]:
     """Fit with a disk that is full from the third write on."""
     real, seen = checkpoint_module.write_archive, [0]
 
-    def write(*words: Any) -> Any:
+    def write(*settings: Any) -> Any:
         seen[0] += 1
         if seen[0] > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*words)
+        return real(*settings)
 
     checkpoint_module.write_archive = write
     where = Checkpoint(f"full-{process_group.rank}", 0)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = _fitted(checkpoint=where)
+            result = _fitted(checkpoint=where)
     finally:
         checkpoint_module.write_archive = real
     warned = {str(each.message) for each in caught if each.category is CheckpointWarning}
     # The file written before is complete, and can be resumed from.
-    return [found, sorted(warned), _fitted(checkpoint=where)]
+    return [result, sorted(warned), _fitted(checkpoint=where)]
 
 
 def damaged(process_group: ProcessGroup) -> list[str]:
@@ -147,8 +147,8 @@ def elastic(process_group: ProcessGroup) -> dict[str, Any]:
 
     def watch(progress: Progress) -> None:
         steps(progress)
-        if attempt < 2 and steps.told == 6 and process_group.rank == 1 - attempt:
+        if attempt < 2 and steps.steps == 6 and process_group.rank == 1 - attempt:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    found = _fitted(checkpoint=Checkpoint("kept", 0), callbacks=watch)
-    return {"attempt": attempt, "told": steps.told, "found": found}
+    result = _fitted(checkpoint=Checkpoint("kept", 0), callbacks=watch)
+    return {"attempt": attempt, "steps": steps.steps, "result": result}

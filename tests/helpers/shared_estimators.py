@@ -40,30 +40,30 @@ def source(targets: Any) -> Source:
 
 
 def summary(fitted: Any) -> dict[str, Any]:
-    """What can be compared."""
+    """Return what processes compare: the ELBO, the inducing points and predictions."""
     points = fitted.inducing_points_
     listed = points if isinstance(points, tuple) else (points,)
-    ask = getattr(fitted, "predict_proba", fitted.predict)
+    method = getattr(fitted, "predict_proba", fitted.predict)
     return {
         "bound": fitted.elbo_,
         "points": [part.tolist() for part in listed],
-        "predicted": ask(X[:4]).tolist(),
+        "predicted": method(X[:4]).tolist(),
     }
 
 
 def fits(process_group: ProcessGroup) -> dict[str, Any]:
-    """What each estimator finds, and how many rows of a minibatch this process looked at."""
+    """Return a summary of each fit, and the sizes of the minibatches that this process used."""
     assert source(Y).process_group == process_group
-    return {name: _watched(*asked) for name, asked in ESTIMATORS.items()}
+    return {name: _fitted(*problem) for name, problem in ESTIMATORS.items()}
 
 
-def _watched(estimator: Any, targets: Any) -> dict[str, Any]:
-    whole, looked = Minibatches.next, set[int]()
+def _fitted(estimator: Any, targets: Any) -> dict[str, Any]:
+    whole, sizes = Minibatches.next, set[int]()
 
-    def watched(parts: Minibatches) -> Dataset:
+    def counted(parts: Minibatches) -> Dataset:
         part = whole(parts)
-        looked.add(part.N)
+        sizes.add(part.N)
         return part
 
-    with patch.object(Minibatches, "next", watched):
-        return {**summary(estimator.fit(source(targets))), "rows": sorted(looked)}
+    with patch.object(Minibatches, "next", counted):
+        return {**summary(estimator.fit(source(targets))), "rows": sorted(sizes)}

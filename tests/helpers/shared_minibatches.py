@@ -17,13 +17,13 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import Checkpoint, PaperSchedule, fit
 
 
-def _plan(**words: Any) -> PaperSchedule:
-    asked: dict[str, Any] = {"joint": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **words}
-    return PaperSchedule(SquaredCardinality(12, 0.1), **asked)
+def _plan(**changes: Any) -> PaperSchedule:
+    settings: dict[str, Any] = {"joint": 12, "post": 6, "pre": 8, "learning_rate": 0.05, **changes}
+    return PaperSchedule(SquaredCardinality(12, 0.1), **settings)
 
 
 def _fitted(
-    plan: PaperSchedule, *, likelihood: Likelihood | None = None, **words: Any
+    plan: PaperSchedule, *, likelihood: Likelihood | None = None, **changes: Any
 ) -> dict[str, Any]:
     """Fit numbers, or two classes where a likelihood is given."""
     X, y, _ = (torch.tensor(column[:60]) for column in rows())
@@ -31,8 +31,8 @@ def _fitted(
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     start = VariationalGP(kernel, X[:12], likelihood=likelihood or GaussianLikelihood())
     values: list[float] = []
-    callback = words.pop("callbacks", lambda progress: values.append(progress.objective))
-    found = fit(start, shard(data), schedule=plan, callbacks=callback, **words)
+    callback = changes.pop("callbacks", lambda progress: values.append(progress.objective))
+    found = fit(start, shard(data), schedule=plan, callbacks=callback, **changes)
     return {
         "values": values,
         "bound": found.elbo,

@@ -50,7 +50,7 @@ class Odd(Exception):
         super().__init__(f"{first} {second}")
 
 
-def words(process_group: ProcessGroup) -> dict[str, Any]:
+def broadcasts(process_group: ProcessGroup) -> dict[str, Any]:
     """Return what the first process broadcasts to all."""
     own = torch.tensor([0.1 + process_group.rank, 1.0], dtype=torch.float64)
     mask = torch.tensor([[True, process_group.is_first]])
@@ -190,7 +190,7 @@ def _differ() -> None:
         found = path(statistics)
         return Frontier(found.bounds + 1e-3, found.masks.flip(1), found.N)
 
-    fast_steps.greedy_variance = lambda *given, **words: greedy(*given, **words).flip(0)
+    fast_steps.greedy_variance = lambda *args, **kwargs: greedy(*args, **kwargs).flip(0)
     fast_steps.elimination_frontier = reversed_path
     SparseGP.fixed_bound = lambda self, data: bound(self, data) + 1e-3
 
@@ -219,7 +219,7 @@ def _perturbed(process_group: ProcessGroup, data: Dataset, plan: FastSchedule) -
         model,
         standardise(shard(data)),
         schedule=plan,
-        callbacks=lambda told: steps.append(told.objective),
+        callbacks=lambda progress: steps.append(progress.objective),
     )
     return {"steps": steps, "points": fitted.posterior.Z.tolist()}
 
@@ -308,7 +308,7 @@ def _deep(data: Dataset, likelihood: Likelihood, plan: Schedule) -> dict[str, An
         DeepGP(layers, likelihood=likelihood),
         shard(data),
         schedule=plan,
-        callbacks=lambda told: values.append(told.objective),
+        callbacks=lambda progress: values.append(progress.objective),
     )
     state = sorted(found.model.named_parameters())
     return {

@@ -17,7 +17,7 @@ Y = np.sin(X[:, 0]) + 0.1 * _RNG.standard_normal(48)
 
 
 def updates(process_group: ProcessGroup) -> dict[str, Any]:
-    """What a model is after three batches, and how many this process learnt and rows it read."""
+    """Return a model after three batches, and how many batches and rows this process read."""
     with shortest_fits():
         model = SparseGPRegressor("rbf", random_state=0).fit(X[:12] + 0.01, Y[:12])
     learnt, read = [], []

@@ -1,9 +1,9 @@
 """Work that several processes share.
 
-    torchrun --nproc-per-node COUNT shared_work.py MODULE:FUNCTION ... [-- WORDS]
+    torchrun --nproc-per-node COUNT shared_work.py MODULE:FUNCTION ... [-- ARGUMENTS]
 
-runs `python -m winnowgp WORDS`, its fit cut short, in each of the processes that torchrun started,
-then calls the functions, and leaves what each returned in the folder.
+runs `python -m winnowgp ARGUMENTS`, its fit cut short, in each of the processes that torchrun
+started, then calls the functions, and writes the value of each to a file in the folder.
 """
 
 import json
@@ -26,50 +26,54 @@ from winnowgp.data.distributed import ProcessGroup
 
 
 def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:
-    """Return what the work returned in each of several processes that form a group."""
-    met = Path("met").absolute()
+    """Return the values of a function called in each of several processes that form a group."""
+    rendezvous = Path("rendezvous").absolute()
 
-    def begun(rank: int) -> Any:
-        dist.init_process_group("gloo", init_method=f"file://{met}", rank=rank, world_size=of)
+    def start(rank: int) -> Any:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=of
+        )
         process_group = ProcessGroup.initialise()
         assert process_group == ProcessGroup(rank, of)
         return work(process_group)
 
-    forks = [Fork.of(lambda rank=rank: begun(rank), Path(f"{rank}.answer")) for rank in range(of)]
+    forks = [Fork.of(lambda rank=rank: start(rank), Path(f"{rank}.answer")) for rank in range(of)]
     answers = [fork.ended() or json.dumps({"raised": "it was killed"}) for fork in forks]
     # Wait for all: processes that lost another one raise as well.
-    raised = [said["raised"] for answer in answers if "raised" in (said := json.loads(answer))]
+    raised = [output["raised"] for answer in answers if "raised" in (output := json.loads(answer))]
     assert not raised, "\n".join(raised)
     return [returned(answer) for answer in answers]
 
 
-def launched(folder: str, *asked: str) -> dict[str, Any]:
-    """What two processes left that were told who they are as torchrun tells them, and that did in
-    the folder what this script does; without the seconds that torchrun takes to start them."""
+def launched(folder: str, *tasks: str) -> dict[str, Any]:
+    """Run this script's tasks in two processes with the environment variables of torchrun.
+
+    Forking them saves the seconds that torchrun takes to start them.
+    """
     os.chdir(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     streams = {1: Path("stdout"), 2: Path("stderr")}
 
-    def begun(rank: int) -> None:
-        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-        os.environ.update({name: str(number) for name, number in told.items()})
+    def start(rank: int) -> None:
+        environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+        os.environ.update({name: str(number) for name, number in environment.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="none")
         for stream, path in streams.items():
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        _work(list(asked))
+        _work(list(tasks))
         sys.stdout.flush()
 
-    forks = [Fork.of(lambda rank=rank: begun(rank), Path(f"{rank}.answer")) for rank in range(2)]
+    forks = [Fork.of(lambda rank=rank: start(rank), Path(f"{rank}.answer")) for rank in range(2)]
     ended = [fork.ended() for fork in forks]
-    failed = [said for said in ended if said is None or "raised" in json.loads(said)]
-    said = {path.name: path.read_text() for path in streams.values()}
-    return {"returncode": int(bool(failed)), "failed": failed, **said}
+    failed = [output for output in ended if output is None or "raised" in json.loads(output)]
+    output = {path.name: path.read_text() for path in streams.values()}
+    return {"returncode": int(bool(failed)), "failed": failed, **output}
 
 
-def _command(words: list[str]) -> int:
-    sys.argv = ["winnow", *words]
+def _command(arguments: list[str]) -> int:
+    sys.argv = ["winnow", *arguments]
     try:
         with short_fits(rounds=2):
             run_module("winnowgp", run_name="__main__")
@@ -78,18 +82,18 @@ def _command(words: list[str]) -> int:
     return -1
 
 
-def _leave(name: str, answer: Any) -> None:
+def _write(name: str, answer: Any) -> None:
     Path(f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(answer))
 
 
-def _work(asked: list[str]) -> None:
-    if "--" in asked:
-        cut = asked.index("--")
-        asked, words = asked[:cut], asked[cut + 1 :]
-        _leave("command", _command(words))
-    for each in asked:
+def _work(tasks: list[str]) -> None:
+    if "--" in tasks:
+        cut = tasks.index("--")
+        tasks, arguments = tasks[:cut], tasks[cut + 1 :]
+        _write("command", _command(arguments))
+    for each in tasks:
         module, name = each.split(":")
-        _leave(name, getattr(import_module(module), name)(ProcessGroup.initialise()))
+        _write(name, getattr(import_module(module), name)(ProcessGroup.initialise()))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, VariationalGP
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 
 N = 24
 

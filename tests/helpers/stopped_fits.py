@@ -34,25 +34,28 @@ def gp(kernel: Any = None, K: int = 8) -> SparseGP:
     return SparseGP(kernel or ScaleKernel(RBFKernel()), rows().X[:K], noise=0.1)
 
 
-def plan(**words: Any) -> PaperSchedule:
-    asked: dict[str, Any] = {"pre": 3, "joint": 6, "post": 3, **words}
-    return PaperSchedule(SquaredCardinality(8, 0.1), **asked)
+def plan(**changes: Any) -> PaperSchedule:
+    settings: dict[str, Any] = {"pre": 3, "joint": 6, "post": 3, **changes}
+    return PaperSchedule(SquaredCardinality(8, 0.1), **settings)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def fitted(where: Checkpoint | None, **words: Any) -> FitResult[SparseGP]:
-    asked: dict[str, Any] = {"schedule": plan(), "generator": seeded(), **words}
+def fitted(where: Checkpoint | None, **changes: Any) -> FitResult[SparseGP]:
+    settings: dict[str, Any] = {"schedule": plan(), "generator": seeded(), **changes}
     return fit(
-        asked.pop("model", None) or gp(), asked.pop("data", rows()), checkpoint=where, **asked
+        settings.pop("model", None) or gp(),
+        settings.pop("data", rows()),
+        checkpoint=where,
+        **settings,
     )
 
 
-def stopped(where: Checkpoint, step: int = 4, **words: Any) -> None:
+def stopped(where: Checkpoint, step: int = 4, **changes: Any) -> None:
     with pytest.raises(Stopped):
-        fitted(where, callbacks=stop_at(step), **words)
+        fitted(where, callbacks=stop_at(step), **changes)
 
 
 def same(a: FitResult[SparseGP], b: FitResult[SparseGP]) -> bool:

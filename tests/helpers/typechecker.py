@@ -1,8 +1,8 @@
 """beartype for the first calls of every function in every test.
 
-A fit calls some functions ten thousand times, with shapes that repeat: to check every call would
-take more than half of the time of all tests. Checks are made when they are first needed, for to
-make them takes long too.
+A fit calls some functions ten thousand times, with shapes that repeat: checking every call would
+take more than half of the time of all tests. A check is generated at the first call that needs it,
+because generating one takes long too.
 """
 
 from dataclasses import is_dataclass
@@ -25,15 +25,16 @@ _wanted, _test = True, 0
 
 
 def begin_test(*, wanted: bool) -> None:
-    """Count calls anew; no checks where they are not wanted."""
+    """Reset the number of calls, and switch the checks on or off."""
     global _wanted, _test
     _wanted, _test = wanted, _test + 1
 
 
 def check_first_calls() -> None:
-    """Have the import hook check the first calls, and pass over functions made inside others.
+    """Make the import hook check the first calls, and skip functions defined inside others.
 
-    Those are made anew at every call, their checks too. Their signatures name no shapes.
+    Those are defined anew at every call, and so would be their checks. Their signatures name no
+    shapes.
     """
 
     def jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
@@ -57,18 +58,18 @@ def _checked_at_first(made: Any, typechecker: Any) -> Any:
     checks, test, calls = None, -1, 0
 
     @wraps(made)
-    def called(*args: Any, **words: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal checks, test, calls
         if not _wanted:
-            return made(*args, **words)
+            return made(*args, **kwargs)
         if test != _test:
             test, calls = _test, 0
         calls += 1
         if calls > ENOUGH:
-            return made(*args, **words)
+            return made(*args, **kwargs)
         if checks is None:
             checks = _jaxtyped(made, typechecker=typechecker)
-        return checks(*args, **words)
+        return checks(*args, **kwargs)
 
     return called

@@ -91,9 +91,9 @@ def test_allocator_without_targets_expects_tolerance(tolerance: float, noise: fl
 
 def test_allocator_default_noise_is_hundredth_of_variance() -> None:
     X, k = rows(), kernel()
-    said = allocated(WinnowingAllocator(noise=0.015), X, k, 40)
-    assert allocated(WinnowingAllocator(), X, k, 40) == said
-    assert len(allocated(WinnowingAllocator(noise=1.5), X, k, 40)) < len(said)
+    expected = allocated(WinnowingAllocator(noise=0.015), X, k, 40)
+    assert allocated(WinnowingAllocator(), X, k, 40) == expected
+    assert len(allocated(WinnowingAllocator(noise=1.5), X, k, 40)) < len(expected)
 
 
 def test_allocator_targets_attract_points_to_rough_regions() -> None:

@@ -62,8 +62,8 @@ class Wrapped(ApproximateGP):
 
 
 class OwnStrategy(VariationalStrategy):
-    def forward(self, *args: Any, **words: Any) -> Any:
-        return super().forward(*args, **words)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
 
 
 class OwnDivergence(VariationalStrategy):
@@ -124,8 +124,8 @@ def test_model_without_strategy_raises_with_name() -> None:
         (torch.nn.Sequential(Model(points(8))), r"got Sequential. Pass `model\.0`"),
         (torch.nn.Linear(1, 1), "`model` must be an ApproximateGP or a DeepGP.*got Linear"),
     ]
-    for model, words in models:
-        with pytest.raises(InputError, match=words):
+    for model, kwargs in models:
+        with pytest.raises(InputError, match=kwargs):
             winnow(model, gaussian(), (x, y))
 
 
@@ -138,7 +138,7 @@ def test_functions_without_own_q_raise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "kwargs"),
     [
         (torch.zeros(3), "two tensors"),
         ((torch.zeros(3, 1), torch.zeros(4)), "as many rows"),
@@ -153,8 +153,8 @@ def test_functions_without_own_q_raise() -> None:
         ((curve(9)[0].repeat(1, 2), curve(9)[1]), r"`train_x` \[9, 2\] and targets \[9\]: Run"),
     ],
 )
-def test_data_invalid_raises(data: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_data_invalid_raises(data: Any, kwargs: str) -> None:
+    with pytest.raises(InputError, match=kwargs):
         winnow(Model(points(8)), gaussian(), data)
 
 
@@ -191,7 +191,7 @@ def test_latent_model_needs_its_table_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("request_", "kwargs"),
     [
         ({"alpha": "much"}, "`alpha` must be positive or 'auto'"),
         ({"alpha": -1.0}, "`alpha` must be positive or 'auto'"),
@@ -203,8 +203,8 @@ def test_latent_model_needs_its_table_only() -> None:
         ({"tolerance": "small"}, "`tolerance` must be positive nats.*got 'small'"),
     ],
 )
-def test_winnow_invalid_parameters_raise(request_: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_winnow_invalid_parameters_raise(request_: Any, kwargs: str) -> None:
+    with pytest.raises(InputError, match=kwargs):
         winnow(Model(points(8)), gaussian(), curve(20), **request_)
 
 
@@ -236,16 +236,16 @@ class OwnDraws(Deep):
 
 @pytest.mark.parametrize("kind", [OwnNumber, OwnDraws])
 def test_deep_model_with_own_sample_number_raises(kind: Any) -> None:
-    words = (
+    kwargs = (
         r"`last.variational_strategy` must be evaluated at one.*shape \[4\].*num_likelihood_samples"
     )
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=kwargs):
         winnow(kind(4), gaussian(), curve(20))
 
 
 class OwnCall(VariationalStrategy):
-    def __call__(self, *args: Any, **words: Any) -> Any:
-        return super().__call__(*args, **words) * 2
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * 2
 
 
 class OwnFactor(VariationalStrategy):
@@ -254,8 +254,8 @@ class OwnFactor(VariationalStrategy):
 
 
 class OwnUpdates(VariationalStrategy):
-    def _compute_predictive_updates(self, *args: Any, **words: Any) -> Any:
-        mean, covariance = super()._compute_predictive_updates(*args, **words)
+    def _compute_predictive_updates(self, *args: Any, **kwargs: Any) -> Any:
+        mean, covariance = super()._compute_predictive_updates(*args, **kwargs)
         return 0.5 * mean, covariance
 
 
@@ -285,8 +285,8 @@ class OwnSum(LMCVariationalStrategy):
     ],
 )
 def test_strategy_with_overridden_methods_raises(kind: Any, method: str) -> None:
-    words = rf"`variational_strategy` must .* got {kind.__name__}, which has its own `{method}`"
-    with pytest.raises(InputError, match=words):
+    kwargs = rf"`variational_strategy` must .* got {kind.__name__}, which has its own `{method}`"
+    with pytest.raises(InputError, match=kwargs):
         winnow(Model(points(8), strategy=kind), gaussian(), curve(20))
 
 

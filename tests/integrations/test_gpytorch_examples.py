@@ -65,7 +65,7 @@ def test_winnow_classification_example_keeps_density_with_half() -> None:
 
 @pytest.mark.slow
 def test_winnow_regression_example_on_kin8nm(paper_data: None) -> None:
-    """As the documentation has it: 500 points, minibatches of 1,024, four epochs."""
+    """The example of GPyTorch's documentation: 500 points, minibatches of 1,024, four epochs."""
     table = load_table("kin8nm").dataset()
     torch.manual_seed(0)
     order = torch.randperm(table.N)

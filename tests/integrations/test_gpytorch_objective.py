@@ -143,14 +143,14 @@ def test_prune_model_keeping_all_predicts_the_same(strategy: Any, distribution: 
     assert type(same) is type(model)
 
 
-def three(around: Any, **words: Any) -> Model:
+def three(around: Any, **kwargs: Any) -> Model:
     x, _ = curve(3 * K, seed=5)
-    return with_random_q(Model(x.reshape(3, K, 1), batch=[3], around=around, **words))
+    return with_random_q(Model(x.reshape(3, K, 1), batch=[3], around=around, **kwargs))
 
 
-def shared(**words: Any) -> Model:
+def shared(**kwargs: Any) -> Model:
     x, _ = curve(K, seed=5)
-    return with_random_q(Model(x, batch=[3], around=independent, **words))
+    return with_random_q(Model(x, batch=[3], around=independent, **kwargs))
 
 
 def noisy() -> Likelihood:
@@ -224,7 +224,7 @@ def test_subset_objective_mixed_tasks_sample_as_in_training(kind: str) -> None:
     """GPyTorch's bound takes the tasks of a row to be independent; in eval mode it does not."""
 
     class Own(Likelihood):
-        def forward(self, f: Tensor, *args: Any, **words: Any) -> torch.distributions.Normal:
+        def forward(self, f: Tensor, *args: Any, **kwargs: Any) -> torch.distributions.Normal:
             return torch.distributions.Normal((f[..., 0] - f[..., 1]).tanh(), 1.0)
 
     x, y = curve(N)

@@ -166,8 +166,8 @@ def independent(strategy: Any) -> IndependentMultitaskVariationalStrategy:
 class Loud(IndependentMultitaskVariationalStrategy):
     """Tasks of twice the functions."""
 
-    def __call__(self, x: Tensor, *args: Any, **words: Any) -> Any:
-        return super().__call__(x, *args, **words) * 2
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(x, *args, **kwargs) * 2
 
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -216,8 +216,8 @@ def test_winnow_decoupled_means_are_point_masses() -> None:
 )
 def test_winnow_accepts_extending_subclass(parent: Any) -> None:
     class Mine(parent):
-        def __init__(self, *args: Any, **words: Any) -> None:
-            super().__init__(*args, **words)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             self.note = "mine"
 
         def extra_repr(self) -> str:
@@ -235,6 +235,6 @@ def test_winnow_warning_points_to_caller(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_TRIES", 1)
     x, y = curve(80)
     labels = (y > 0).double()
-    with pytest.warns(ConvergenceWarning) as said:
+    with pytest.warns(ConvergenceWarning) as warned:
         winnow(Model(points(20)), BernoulliLikelihood(), (x, labels), tolerance=0.05)
-    assert said[0].filename == __file__
+    assert warned[0].filename == __file__

@@ -146,9 +146,9 @@ def test_winnow_other_likelihoods_lose_little(name: str) -> None:
     x, y = curve(80)
 
     class Own(Likelihood):
-        """One that GPyTorch integrates by sampling."""
+        """A likelihood that GPyTorch integrates by sampling."""
 
-        def forward(self, f: Tensor, *args: Any, **words: Any) -> torch.distributions.Normal:
+        def forward(self, f: Tensor, *args: Any, **kwargs: Any) -> torch.distributions.Normal:
             return torch.distributions.Normal(f.tanh(), 0.3)
 
     cases: dict[str, Any] = {
@@ -161,8 +161,8 @@ def test_winnow_other_likelihoods_lose_little(name: str) -> None:
         "own": (Own(), y),
     }
     likelihood, targets = cases[name]
-    words: Any = {"batch": [3], "around": independent} if name == "softmax" else {}
-    model = Model(points(20), **words)
+    kwargs: Any = {"batch": [3], "around": independent} if name == "softmax" else {}
+    model = Model(points(20), **kwargs)
     result = winnow(model, likelihood, (x, targets))
     assert result.original < result.reference
     assert result.n_inducing <= 16

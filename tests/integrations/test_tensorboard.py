@@ -73,12 +73,12 @@ class Stopped(Exception):
 
 
 def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list[str]:
-    """A fast fit with its curves in a folder, stopped at a step; the phases that were told of."""
-    told: list[str] = []
+    """Fit with curves in a folder, stop at a step, and return the phases that were reported."""
+    reported: list[str] = []
 
     def watch(progress: Progress) -> None:
-        told.append(progress.phase)
-        if len(told) == stop:
+        reported.append(progress.phase)
+        if len(reported) == stop:
             raise Stopped
 
     rows = hills()
@@ -95,7 +95,7 @@ def fast_fit(folder: Path, checkpoint: Checkpoint | None, stop: int = 0) -> list
     finally:
         # As if all that was written before it was killed had reached the disk.
         board.close()
-    return told
+    return reported
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -141,10 +141,10 @@ def test_tensorboard_resumed_fast_fit_keeps_whole_curve(
     where = Checkpoint(tmp_path / "kept", events)
     with pytest.raises(Stopped):
         fast_fit(tmp_path / "curves", where, stop)
-    told = fast_fit(tmp_path / "curves", where)
-    # What was told of last is told again, whatever was written.
-    assert told == phases[-len(told) :]
-    assert len(phases) - stop < len(told)
+    reported = fast_fit(tmp_path / "curves", where)
+    # The last steps are reported again, whether they were written or not.
+    assert reported == phases[-len(reported) :]
+    assert len(phases) - stop < len(reported)
     assert curves(tmp_path / "curves") == expected
 
 

@@ -291,13 +291,13 @@ def test_deep_gp_mismatched_data_raise_in_every_method() -> None:
     model, data = deep("bernoulli"), rows("bernoulli")
     wide = Dataset.of(data.X.repeat(1, 2), data.Y)
     more = Dataset.of(data.X, data.Y.repeat(1, 2))
-    for ask in (model.bound, model.subset_objective):
+    for method in (model.bound, model.subset_objective):
         with pytest.raises(InputError, match=r"2 inputs and 2 target columns.*have 4 and 2"):
-            ask(wide)
+            method(wide)
         with pytest.raises(InputError, match=r"2 inputs and 2 target columns.*have 2 and 4"):
-            ask(more)
+            method(more)
         with pytest.raises(InputError, match="must be 0 or 1"):
-            ask(Dataset.of(data.X, data.Y + 1))
+            method(Dataset.of(data.X, data.Y + 1))
 
 
 def test_deep_gp_accepts_any_kernel() -> None:

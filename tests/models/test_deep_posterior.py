@@ -245,15 +245,15 @@ def test_deep_posterior_predictions_repeat_and_ignore_other_rows() -> None:
     together = posterior.predict(X)
     assert torch.equal(posterior.predict(X).mean, together.mean)
     assert torch.equal(posterior.train().predict(X).mean, posterior.eval().predict(X).mean)
-    for ask in (
+    for method in (
         lambda rows_, _: posterior.predict(rows_).variance,
         lambda rows_, _: posterior.predict_matched(rows_).mean,
         lambda rows_, targets: posterior.log_density(rows_, targets),
         lambda rows_, _: posterior.quantiles(rows_, PROBABILITIES)[2],
     ):
-        alone = torch.cat([ask(X[i : i + 1], Y[i : i + 1]) for i in range(3)])
-        torch.testing.assert_close(ask(X[:3], Y[:3]), alone, rtol=1e-9, atol=1e-9)
-        assert ask(X[:0], Y[:0]).shape == (0, 2)
+        alone = torch.cat([method(X[i : i + 1], Y[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(method(X[:3], Y[:3]), alone, rtol=1e-9, atol=1e-9)
+        assert method(X[:0], Y[:0]).shape == (0, 2)
 
 
 @pytest.mark.parametrize(("samples", "widths"), [(64, (2,)), (1, (2,)), (7, (1,)), (10, (3, 2))])
@@ -312,7 +312,7 @@ def test_deep_posterior_without_points_predicts_prior() -> None:
 
 def test_deep_posterior_wrong_columns_raise() -> None:
     posterior = deep().posterior()
-    for ask in (
+    for method in (
         posterior.predict,
         posterior.predict_matched,
         lambda x: posterior.log_density(x, rows(N=6).Y),
@@ -321,7 +321,7 @@ def test_deep_posterior_wrong_columns_raise() -> None:
         with pytest.raises(
             InputError, match=r"`X` must have 2 columns as in training; got \[6, 3\]"
         ):
-            ask(torch.zeros(6, 3, dtype=torch.float64))
+            method(torch.zeros(6, 3, dtype=torch.float64))
 
 
 def test_deep_posterior_layers_equal_model_layers() -> None:

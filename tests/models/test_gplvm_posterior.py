@@ -10,7 +10,7 @@ from winnowgp.bounds.gplvm import latent_kl
 from winnowgp.data import MaskedMatrix
 from winnowgp.models import LatentPosterior, SampledLatentGP, VariationalGP
 from winnowgp.models.gplvm_posterior import SampledPosterior
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 
 ROWS = torch.arange(7)
 NOISE = torch.tensor([0.3, 0.1, 0.9], dtype=torch.float64)

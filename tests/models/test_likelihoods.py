@@ -206,7 +206,7 @@ def test_num_latents_softmax_has_classes_or_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("likelihood", "bad", "words"),
+    ("likelihood", "bad", "message"),
     [
         (BernoulliLikelihood(), -1.0, "0 or 1; got -1"),
         (BernoulliLikelihood(), 0.5, "0 or 1; got 0.5"),
@@ -223,13 +223,13 @@ def test_num_latents_softmax_has_classes_or_features() -> None:
     ],
 )
 def test_check_targets_impossible_targets_raise(
-    likelihood: Likelihood, bad: float, words: str
+    likelihood: Likelihood, bad: float, message: str
 ) -> None:
     good = 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0
     Y = torch.full((4, 1), good, dtype=torch.float64)
     observation_model(likelihood).check_targets(Y)
     Y[2] = bad
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=message):
         observation_model(likelihood).check_targets(Y)
 
 

@@ -25,7 +25,7 @@ from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.noise import gaussian_noise, target_noise
+from winnowgp.models.observations import gaussian_noise, target_noise
 
 SEEN: dict[str, tuple[Likelihood, int]] = {
     "bernoulli": (BernoulliLikelihood(), 1),

@@ -142,11 +142,11 @@ def test_weights_subsets_and_gains_equal_repeated_rows(case) -> None:
     model, data = case
     masks = torch.rand(6, model.K, generator=torch.Generator().manual_seed(2)) < 0.6
     masks[0] = False
-    for ask in (
+    for function in (
         lambda rows: model.subset_objective(rows).value(masks),
         lambda rows: model.subset_objective(rows).relaxed_value(0.9 * masks.double() + 0.05),
     ):
-        torch.testing.assert_close(ask(data), ask(repeated(data)), atol=1e-8, rtol=1e-8)
+        torch.testing.assert_close(function(data), function(repeated(data)), atol=1e-8, rtol=1e-8)
     a, b = model.subset_statistics(data), model.subset_statistics(repeated(data))
     loose = 1e-8 if isinstance(model, SparseGP) else 1e-3
     torch.testing.assert_close(a.value(masks), b.value(masks), atol=loose, rtol=loose)

@@ -36,7 +36,7 @@ from winnowgp import (
     fit_table,
 )
 from winnowgp.models import Latents, SampledLatentGP
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 
 N = 40
 X = rows(N, 2, seed=0)

@@ -54,7 +54,7 @@ from winnowgp import (
 from winnowgp.data import ArraySource, BatchSource, ParquetSource, hills, shard
 from winnowgp.gradients import LeaveOneOut, Relaxed, ScoreFunction
 from winnowgp.models import SampledLatentGP
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     DeepTraining,

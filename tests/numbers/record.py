@@ -77,22 +77,24 @@ def main() -> int:
     parser.add_argument("command", choices=["write", "compare", "save"])
     parser.add_argument("path", type=Path, help="the record, or the folder of files for `save`")
     parser.add_argument("--only", action="append", choices=[*PROBLEMS, "files"], metavar="NAME")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    if asked.command == "save":
-        save_files(asked.path)
+    if options.command == "save":
+        save_files(options.path)
         return 0
-    only = asked.only or [*PROBLEMS, "files"]
+    only = options.only or [*PROBLEMS, "files"]
     problems = [name for name in only if name != "files"]
-    if asked.command == "write":
-        before = json.loads(asked.path.read_text()) if asked.only and asked.path.exists() else {}
+    if options.command == "write":
+        before = (
+            json.loads(options.path.read_text()) if options.only and options.path.exists() else {}
+        )
         found = measured(problems)
         raised = [f"{name}: {found[name]['raised']}" for name in found if "raised" in found[name]]
         sys.stdout.write("".join(f"{line}\n" for line in raised))
-        _write(asked.path, before | found)
+        _write(options.path, before | found)
         return int(bool(raised))
-    recorded = json.loads(asked.path.read_text())
+    recorded = json.loads(options.path.read_text())
     wrong = list(differences({name: recorded[name] for name in problems}, measured(problems)))
     if "files" in only:
         wrong += differences(json.loads((FILES / PREDICTIONS).read_text()), file_predictions())

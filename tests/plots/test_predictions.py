@@ -95,9 +95,9 @@ EFFECT = {
 
 
 def test_draw_effects_shows_density_and_shortens_labels() -> None:
-    words = {**EFFECT, "kind": "words", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
+    categorical = {**EFFECT, "kind": "words", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
     term = {**EFFECT, "term": "periodic", "note": "the last 3 of 9 days are shown", "kind": "date"}
-    figure = draw_effects([EFFECT, words, term], target="height")
+    figure = draw_effects([EFFECT, categorical, term], target="height")
     axes: Any = figure.axes
     first, second, third = axes
     heights = [bar.get_height() for bar in first.containers[0]]

@@ -28,8 +28,8 @@ def table(N: int = 50) -> DataTable:
     x, town = rng.uniform(0, 6, N), rng.choice(["Oslo", EVIL], N)
     y = np.sin(x) + (town == "Oslo") + 0.1 * rng.normal(size=N)
     day = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
-    words = np.where(y > 1, "high", np.where(y > 0, "middle", "low"))
-    return DataTable.of({EVIL: x, "town": town, "day": day, "y": y, "class": words})
+    labels = np.where(y > 1, "high", np.where(y > 0, "middle", "low"))
+    return DataTable.of({EVIL: x, "town": town, "day": day, "y": y, "class": labels})
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_evidence_sentence_distinguishes_exact_and_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "gain", "words"),
+    ("limit", "gain", "expected"),
     [
         (None, 0.0, "more candidates gain less than the tolerance"),
         ("work", 0.21, "still pay: the last doubling gained 0.21 nats per observation"),
@@ -32,9 +32,11 @@ def test_evidence_sentence_distinguishes_exact_and_bounded() -> None:
         ("work", float("nan"), "an unknown number of nats"),
     ],
 )
-def test_growth_sentence_names_limit_and_gain(limit: str | None, gain: float, words: str) -> None:
+def test_growth_sentence_names_limit_and_gain(
+    limit: str | None, gain: float, expected: str
+) -> None:
     sentence = growth_sentence(limit, gain)
-    assert words in sentence
+    assert expected in sentence
     assert (f"(limit: {limit})" in sentence) == (limit is not None)
 
 

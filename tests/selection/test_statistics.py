@@ -12,7 +12,6 @@ from torch import Tensor
 
 from helpers.selection_problems import Problem, line_problem, neighbours, problem
 from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
 from winnowgp.selection import SubsetStatistics
@@ -81,22 +80,6 @@ def test_remove_repeated_matches_recomputed_state(case: dict[str, Any]) -> None:
         torch.testing.assert_close(
             state.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-3
         )
-
-
-def test_restrict_then_toggle_matches_full_state() -> None:
-    s = problem(3).statistics
-    mask = all_masks(8)[0b01101001]
-    keep = mask | (torch.arange(8) == 7)
-    whole, part = s.search_state(mask), s.search_state(mask).restrict(keep)
-    for k in [7, 0, 5, 7]:
-        at = int((part.candidates == k).nonzero())
-        whole = whole.toggle(k, gain=whole.marginal_gains()[k])
-        part = part.toggle(at, gain=part.marginal_gains()[at])
-        assert torch.equal(part.mask, whole.mask)
-        torch.testing.assert_close(
-            part.marginal_gains(), whole.marginal_gains()[keep], rtol=1e-8, atol=1e-8
-        )
-        torch.testing.assert_close(part.bound, whole.bound, rtol=1e-10, atol=0)
 
 
 def test_statistics_permute_with_candidates() -> None:
@@ -188,21 +171,6 @@ def test_toggle_with_several_weights_matches_recomputed_state() -> None:
         torch.testing.assert_close(
             state.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-6
         )
-    keep = state.mask | (torch.arange(8) < 2)
-    part = state.restrict(keep)
-    torch.testing.assert_close(
-        part.marginal_gains(), state.marginal_gains()[keep], rtol=1e-10, atol=1e-10
-    )
-    stepped = part.toggle(0, gain=part.marginal_gains()[0])
-    torch.testing.assert_close(
-        stepped.marginal_gains(), s.marginal_gains(stepped.mask)[keep], rtol=1e-6, atol=1e-6
-    )
-
-
-def test_moments_negative_weights_raise() -> None:
-    p = problem(10)
-    with pytest.raises(InputError, match="`weights` must be positive"):
-        _ = replace(p, weights=-p.weights).moments
 
 
 @pytest.mark.parametrize("P", [1, 2])

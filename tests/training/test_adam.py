@@ -10,16 +10,16 @@ from winnowgp.training.adam import Adam
 
 def test_adam_quadratic_reaches_maximum_and_reports_steps() -> None:
     x = torch.zeros(2, requires_grad=True)
-    told: list[tuple[int, float]] = []
+    values: list[tuple[int, float]] = []
     Adam(300).maximise(
         lambda: -((x - 1) ** 2).sum(),
         [([x], 0.05)],
         scale=1.0,
-        on_step=lambda step, value: told.append((step, value)),
+        on_step=lambda step, value: values.append((step, value)),
     )
     torch.testing.assert_close(x.detach(), torch.ones(2), atol=1e-2, rtol=0)
-    assert [step for step, _ in told] == list(range(1, 301))
-    assert told[0][1] == pytest.approx(-2.0)
+    assert [step for step, _ in values] == list(range(1, 301))
+    assert values[0][1] == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
@@ -108,10 +108,10 @@ def test_adam_divergence_rolls_back_with_smaller_steps(
     """The gradient always points right, also beyond 0.5, where the objective is far lower."""
     x = torch.zeros((), requires_grad=True)
     other = torch.nn.Parameter(torch.zeros(()))
-    told: list[float] = []
+    values: list[float] = []
 
     def on_step(step: int, value: float) -> None:
-        told.append(x.item())
+        values.append(x.item())
         with torch.no_grad():
             other.copy_(x)
 
@@ -126,7 +126,7 @@ def test_adam_divergence_rolls_back_with_smaller_steps(
     # Other state is rolled back as well, and never far from the parameter.
     assert abs(other.item() - x.item()) < 0.11
     # A few steps were spent on divergence.
-    assert (len(told) < 200) == (deepest < math.inf)
+    assert (len(values) < 200) == (deepest < math.inf)
 
 
 @pytest.mark.parametrize("steps", [12, 13, 14])
@@ -155,7 +155,7 @@ def test_adam_rollback_distinguishes_noise_from_divergence(
     edge: float, least: float, most: float
 ) -> None:
     """The noise is as large as the threshold; beyond the edge the objective is far lower."""
-    told: list[float] = []
+    values: list[float] = []
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     noise = torch.Generator().manual_seed(1)
 
@@ -164,8 +164,8 @@ def test_adam_rollback_distinguishes_noise_from_divergence(
         return -((x - 10) ** 2) / 20 - 100 * (x > edge) + chance
 
     Adam(2000, rollback_threshold=1.0).maximise(
-        objective, [([x], 0.01)], scale=1.0, on_step=lambda _, value: told.append(value)
+        objective, [([x], 0.01)], scale=1.0, on_step=lambda _, value: values.append(value)
     )
     assert least < x.item() < most
     # Repeated divergence does not raise the estimate of the noise.
-    assert sum(value < -50 for value in told[-100:]) < 50
+    assert sum(value < -50 for value in values[-100:]) < 50

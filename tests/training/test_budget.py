@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """A clock that moves when told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0

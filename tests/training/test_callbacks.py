@@ -22,9 +22,9 @@ from winnowgp.training import (
 from winnowgp.training.callbacks import CallbackStates, inclusions, notify, step_metrics
 
 
-def step(number: int, objective: float, phase: str = "pre-train", **words: Any) -> Progress:
-    asked: dict[str, Any] = {"inclusion": None, "candidates": (torch.zeros(3, 1),), **words}
-    return Progress(phase, number, 100, objective, **asked)
+def step(number: int, objective: float, phase: str = "pre-train", **changes: Any) -> Progress:
+    settings: dict[str, Any] = {"inclusion": None, "candidates": (torch.zeros(3, 1),), **changes}
+    return Progress(phase, number, 100, objective, **settings)
 
 
 def stopped_at(callback: Callback, objectives: list[float], phase: str = "pre-train") -> int | None:
@@ -84,9 +84,9 @@ def test_early_stopping_invalid_patience_raises(patience: int, gain: float) -> N
         EarlyStopping(patience, gain)
 
 
-def end(phase: str, at: int, told: list[tuple[str, int]]) -> Callback:
+def end(phase: str, at: int, events: list[tuple[str, int]]) -> Callback:
     def watch(progress: Progress) -> None:
-        told.append((progress.phase, progress.step))
+        events.append((progress.phase, progress.step))
         if progress.phase == phase and progress.step >= at:
             raise EndPhase
 
@@ -104,12 +104,12 @@ def test_end_phase_adam_keeps_parameters_so_far(phase: str) -> None:
     model = SparseGP(ScaleKernel(RBFKernel()), data().X[:8], noise=0.1)
     prior = SquaredCardinality(8, 0.1)
     steps: dict[str, Any] = {"pre": 4, "joint": 4, "post": 4}
-    told: list[tuple[str, int]] = []
+    events: list[tuple[str, int]] = []
     found = fit(
-        model, data(), schedule=PaperSchedule(prior, **steps), callbacks=end(phase, 2, told)
+        model, data(), schedule=PaperSchedule(prior, **steps), callbacks=end(phase, 2, events)
     )
     phases = ["pre-train", "inclusion", "post-train"]
-    assert told == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
+    assert events == [(p, n) for p in phases for n in range(1, 3 if p == phase else 5)]
     if phase != "inclusion":
         # (After inclusion the generator has drawn one subset more.)
         short = {**steps, phase.removesuffix("-train"): 1}
@@ -121,16 +121,16 @@ def test_end_phase_adam_keeps_parameters_so_far(phase: str) -> None:
 @pytest.mark.parametrize("phase", ["initialisation", "selection", "optimisation"])
 def test_end_phase_fast_schedule_continues(phase: str) -> None:
     rows = data()
-    told: list[tuple[str, int]] = []
+    events: list[tuple[str, int]] = []
     found = fit(
         SparseGP(ScaleKernel(RBFKernel()), rows.X[:0]),
         rows,
         schedule=FastSchedule(Tolerance(0.1), n_candidates=16),
-        callbacks=end(phase, 1, told),
+        callbacks=end(phase, 1, events),
     )
     assert found.posterior.M > 0
-    assert {p for p, _ in told} == {"initialisation", "selection", "optimisation"}
-    assert (max(n for p, n in told if p == "optimisation") == 1) is (phase == "optimisation")
+    assert {p for p, _ in events} == {"initialisation", "selection", "optimisation"}
+    assert (max(n for p, n in events if p == "optimisation") == 1) is (phase == "optimisation")
 
 
 def test_notify_calls_all_callbacks_before_end_phase() -> None:
@@ -160,19 +160,19 @@ def test_callback_states_restore_matching_callbacks() -> None:
 
 def test_step_metrics_of_one_candidate_set() -> None:
     inclusion = torch.tensor([0.25, 0.5, 1.0])
-    told = step(1, -3.0, "inclusion", inclusion=(inclusion,))
-    assert step_metrics(told) == {
+    events = step(1, -3.0, "inclusion", inclusion=(inclusion,))
+    assert step_metrics(events) == {
         "objective/inclusion": -3.0,
         "points": 3.0,
         "expected points": 1.75,
     }
     assert step_metrics(step(1, float("-inf"), "initialisation")) == {"points": 3.0}
-    assert list(inclusions(told)) == ["inclusion"]
+    assert list(inclusions(events)) == ["inclusion"]
     assert inclusions(step(1, 0.0)) == {}
 
 
 def test_step_metrics_of_deep_model() -> None:
-    told: list[Progress] = []
+    events: list[Progress] = []
     y = data().Y[:, 0].numpy()
     DeepGPRegressor(
         2,
@@ -182,13 +182,13 @@ def test_step_metrics_of_deep_model() -> None:
         n_candidates=6,
         hidden_mean="zero",
         random_state=0,
-        callbacks=told.append,
+        callbacks=events.append,
     ).fit(data().X.numpy(), y)
-    pre, inclusion, _ = (step_metrics(each) for each in told)
+    pre, inclusion, _ = (step_metrics(each) for each in events)
     assert pre == {
-        "objective/pre-train": told[0].objective,
+        "objective/pre-train": events[0].objective,
         "points/layer 1": 6.0,
         "points/layer 2": 6.0,
     }
     assert inclusion["expected points/layer 2"] == pytest.approx(3.0)
-    assert list(inclusions(told[1])) == ["inclusion/layer 1", "inclusion/layer 2"]
+    assert list(inclusions(events[1])) == ["inclusion/layer 1", "inclusion/layer 2"]

@@ -19,30 +19,30 @@ from winnowgp.training.schedules import TrainingContext
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "settings",
     [{}, {"gradient": ScoreFunction(samples=2)}, {"draws": 3}],
     ids=["plain", "samples", "draws"],
 )
-def test_resumed_fit_takes_only_missing_steps(tmp_path: Path, asked: Any) -> None:
-    whole = fitted(None, schedule=plan(**asked))
-    stopped(Checkpoint(tmp_path, 0), step=4, schedule=plan(**asked))
-    told: list[tuple[str, int]] = []
+def test_resumed_fit_takes_only_missing_steps(tmp_path: Path, settings: Any) -> None:
+    whole = fitted(None, schedule=plan(**settings))
+    stopped(Checkpoint(tmp_path, 0), step=4, schedule=plan(**settings))
+    events: list[tuple[str, int]] = []
     again = fitted(
         Checkpoint(tmp_path, 0),
-        schedule=plan(**asked),
-        callbacks=lambda p: told.append((p.phase, p.step)),
+        schedule=plan(**settings),
+        callbacks=lambda p: events.append((p.phase, p.step)),
     )
     # The fourth step was reported and not taken.
     inclusion = [("inclusion", step) for step in (4, 5, 6)]
-    assert told == [*inclusion, *[("post-train", step) for step in (1, 2, 3)]]
+    assert events == [*inclusion, *[("post-train", step) for step in (1, 2, 3)]]
     assert same(again, whole)
 
 
 def test_finished_fit_is_restored_without_steps(tmp_path: Path) -> None:
     first = fitted(Checkpoint(tmp_path))
-    told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path), callbacks=told.append), first)
-    assert told == []
+    events: list[Progress] = []
+    assert same(fitted(Checkpoint(tmp_path), callbacks=events.append), first)
+    assert events == []
 
 
 def test_another_fit_replaces_finished_one(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_checkpoint_every_limits_writes(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_resume_from_different_start_raises(tmp_path: Path, monkeypatch) -> None:
-    """As on another processor, what lies between stages gives another result."""
+    """Resume where computations between stages give another result, as on another processor."""
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), callbacks=stop_at(2, "post-train"))
     real = SparseGP.prune

@@ -44,15 +44,15 @@ def test_callback_state_numpy_scalars_are_restored(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.best, self.steps = state["best"], state["steps"]
 
-    told: list[float] = []
-    fitted(None, callbacks=lambda p: told.append(p.objective))
+    values: list[float] = []
+    fitted(None, callbacks=lambda p: values.append(p.objective))
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), callbacks=Best())
     callback = Best()
     # It stops once more at the step that was not taken.
     with pytest.raises(Stopped):
         fitted(Checkpoint(tmp_path, 0), callbacks=callback)
-    assert (callback.steps, callback.best) == (7, max(told[:7]))
+    assert (callback.steps, callback.best) == (7, max(values[:7]))
 
 
 def test_callback_state_unsaveable_raises_before_any_step(
@@ -72,7 +72,7 @@ def test_callback_state_unsaveable_raises_before_any_step(
 def test_callback_decides_is_part_of_the_fingerprint(
     tmp_path: Path,
 ) -> None:
-    """As documented for callbacks that raise `EndPhase`."""
+    """A callback that raises `EndPhase` ends its phase, as documented."""
 
     class Ends:
         def __init__(self, at: int) -> None:

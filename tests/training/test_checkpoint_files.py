@@ -133,9 +133,9 @@ def test_full_disk_warns_and_last_file_remains(tmp_path: Path, monkeypatch) -> N
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["fit.checkpoint"]
     assert (tmp_path / "fit.checkpoint").read_bytes() == kept[-1]
-    told: list[Progress] = []
-    assert same(fitted(Checkpoint(tmp_path, 0), callbacks=told.append), whole)
-    assert 0 < len(told) < 12
+    events: list[Progress] = []
+    assert same(fitted(Checkpoint(tmp_path, 0), callbacks=events.append), whole)
+    assert 0 < len(events) < 12
     assert same(whole, fitted(None))
 
 
@@ -144,10 +144,10 @@ def test_unwritable_folder_raises_before_any_step(tmp_path: Path, monkeypatch) -
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "write_archive", full)
-    told: list[Progress] = []
+    events: list[Progress] = []
     with pytest.raises(CheckpointError, match=r"`checkpoint` must be.*No space left"):
-        fitted(Checkpoint(tmp_path), callbacks=told.append)
-    assert told == []
+        fitted(Checkpoint(tmp_path), callbacks=events.append)
+    assert events == []
 
 
 def test_checkpoint_invalid_arguments_raise(tmp_path: Path) -> None:

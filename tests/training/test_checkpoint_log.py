@@ -31,7 +31,7 @@ def from_every_state(run: Callable[[CheckpointLog], Any]) -> int:
 class Banana:
     """−(1 − x)² − 10 (y − x²)², with an error of the gradient that depends on the last call.
 
-    So that whoever forgets the last call ends elsewhere.
+    A resumed optimisation that forgets the last call ends elsewhere.
     """
 
     def __init__(self, fails_beyond: float) -> None:

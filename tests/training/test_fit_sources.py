@@ -93,14 +93,14 @@ SOURCES: dict[str, Callable[[Path], Source]] = {
 QUICK = {"arrays", "parquet", "batches", "shared parquet"}
 
 
-def gp(K: int = 0, **words: Any) -> SparseGP:
+def gp(K: int = 0, **settings: Any) -> SparseGP:
     kernel = ScaleKernel(RBFKernel())
-    return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **words)
+    return SparseGP(kernel, WHOLE.X[:K], mean=ConstantMean(), noise=0.1, **settings)
 
 
-def fitted(source: Source, **words: Any) -> FitResult[SparseGP]:
+def fitted(source: Source, **settings: Any) -> FitResult[SparseGP]:
     with short_fits():
-        return fit(gp(), source, **{"schedule": PLAN, **words})
+        return fit(gp(), source, **{"schedule": PLAN, **settings})
 
 
 @pytest.fixture(autouse=True)
@@ -147,8 +147,8 @@ def test_fit_any_source_equals_rows_in_memory(
         assert found.evidence.lower <= expected.evidence.lower + 1e-6
         assert found.evidence.upper == pytest.approx(found.model.upper_bound(WHOLE), rel=1e-6)
         assert found.evidence.upper > expected.evidence.upper
-    for words in ({}, {"observed": True}):
-        ours, theirs = (f.posterior.predict(WHOLE.X[:20], **words) for f in (found, expected))
+    for settings in ({}, {"observed": True}):
+        ours, theirs = (f.posterior.predict(WHOLE.X[:20], **settings) for f in (found, expected))
         torch.testing.assert_close(ours.mean, theirs.mean, rtol=0, atol=1e-5)
         torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(
@@ -191,11 +191,13 @@ def test_fit_source_where_rows_must_be_in_memory_raises(tmp_path: Path) -> None:
     source = open_source(parquet_file(tmp_path / "a.parquet"))
     kernel = ScaleKernel(RBFKernel())
     variational = VariationalGP(kernel, WHOLE.X[:5], likelihood=GaussianLikelihood())
-    told = r"needs all 60 rows in memory at once; read them with"
-    with pytest.raises(InputError, match=f"`VariationalGP` {told}"):
+    message = r"needs all 60 rows in memory at once; read them with"
+    with pytest.raises(InputError, match=f"`VariationalGP` {message}"):
         fit(variational, source)
     plan = PaperSchedule(SquaredCardinality(5, 0.1), pre=2, joint=2, post=2)
-    with pytest.raises(InputError, match=f"`PaperSchedule` {told}.*Regression with Gaussian noise"):
+    with pytest.raises(
+        InputError, match=f"`PaperSchedule` {message}.*Regression with Gaussian noise"
+    ):
         fit(gp(5), source, schedule=plan)
     # The remedy in the message works.
     read = next(source.chunks(source.N))
@@ -206,13 +208,13 @@ def test_fit_nan_in_row_group_raises(tmp_path: Path) -> None:
     bad = Y.copy()
     bad[37] = np.nan
     path = parquet_file(tmp_path / "table.parquet", bad, group=1)
-    told: list[Progress] = []
+    events: list[Progress] = []
     where = Checkpoint(tmp_path / "run", 0)
     message = r"table\.parquet: column 'y' has nan in row 38 \(row group 37, counted from 0"
     for source in (open_source(path), shard(open_source(path))):
         with pytest.raises(InputError, match=message):
-            fitted(source, callbacks=told.append, checkpoint=where)
-    assert told == []
+            fitted(source, callbacks=events.append, checkpoint=where)
+    assert events == []
 
 
 def after(step: str, change: Callable[[], object]) -> Callable[[Progress], None]:
@@ -232,7 +234,7 @@ def cut(path: Path) -> None:
 
 
 def changed(path: Path) -> None:
-    """As many bytes and row groups, a minute later."""
+    """Change the time of the file, but neither its size nor its row groups."""
     found = path.stat()
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 60_000_000_000))
 
@@ -269,10 +271,10 @@ def test_fit_changed_file_raises_and_resumes_when_restored(
     assert not held["finished"]
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["fit.checkpoint"]
     path.write_bytes(whole)
-    told: list[Progress] = []
-    found = fitted(open_source(path), callbacks=told.append, checkpoint=where)
+    events: list[Progress] = []
+    found = fitted(open_source(path), callbacks=events.append, checkpoint=where)
     # Steps taken before are not repeated, and the result is that of an undisturbed fit.
-    assert told[0].phase == step
+    assert events[0].phase == step
     assert found.elbo == undisturbed.elbo
     assert torch.equal(found.posterior.Z, undisturbed.posterior.Z)
 

@@ -6,7 +6,7 @@ from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.gradients import Relaxed
 from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,

@@ -96,13 +96,13 @@ def test_paper_schedule_any_likelihood_returns_selection(batch_size, gradient) -
 
 
 def test_minibatches_of_one_pass_average_to_elbo() -> None:
-    gp, told = model(10).with_best_q(data()), []
+    gp, values = model(10).with_best_q(data()), []
     still = {"joint": 0, "post": 0, "learning_rate": 1e-14}
     schedule = PaperSchedule(SquaredCardinality(10, 0.1), pre=4, batch_size=20, **still)
-    fit(gp, data(), schedule=schedule, callbacks=lambda step: told.append(step.objective))
-    assert len(told) == 4
-    assert max(told) - min(told) > 0.1
-    assert sum(told) / 4 == pytest.approx(gp.bound(data()).item(), rel=1e-9)
+    fit(gp, data(), schedule=schedule, callbacks=lambda step: values.append(step.objective))
+    assert len(values) == 4
+    assert max(values) - min(values) > 0.1
+    assert sum(values) / 4 == pytest.approx(gp.bound(data()).item(), rel=1e-9)
 
 
 def test_paper_schedule_sgpr_with_minibatches_raises() -> None:

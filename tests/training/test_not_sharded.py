@@ -38,8 +38,8 @@ def test_estimator_of_arrays_under_torchrun_warns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     X = np.linspace(0, 1, 8)[:, None]
-    words = {"schedule": "paper", "alpha": 0.1, "epochs": (0, 1, 0), "n_candidates": 3}
-    classifier = SparseGPClassifier(**words, random_state=0)
+    settings = {"schedule": "paper", "alpha": 0.1, "epochs": (0, 1, 0), "n_candidates": 3}
+    classifier = SparseGPClassifier(**settings, random_state=0)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}.items():
         monkeypatch.setenv(name, value)
     with pytest.warns(

@@ -158,10 +158,10 @@ def test_paper_more_draws_are_never_worse() -> None:
 
 def test_paper_reports_phases_steps_and_inclusion() -> None:
     data = hills()
-    told: list[Progress] = []
+    events: list[Progress] = []
     schedule = PaperSchedule(SquaredCardinality(20, 0.1), pre=2, joint=3, post=1)
-    fit(model(data), data, schedule=schedule, callbacks=told.append)
-    assert [(p.phase, p.step, p.steps) for p in told] == [
+    fit(model(data), data, schedule=schedule, callbacks=events.append)
+    assert [(p.phase, p.step, p.steps) for p in events] == [
         ("pre-train", 1, 2),
         ("pre-train", 2, 2),
         ("inclusion", 1, 3),
@@ -169,7 +169,7 @@ def test_paper_reports_phases_steps_and_inclusion() -> None:
         ("inclusion", 3, 3),
         ("post-train", 1, 1),
     ]
-    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in told)
+    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in events)
 
 
 def test_paper_empty_selection_predicts() -> None:

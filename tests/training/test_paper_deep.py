@@ -119,13 +119,13 @@ def test_paper_deep_joint_phase_trains_all_parameters(monkeypatch: pytest.Monkey
         DeepGP, "prune", lambda self, masks: (trained.append(self), prune(self, masks))[1]
     )
     plan = schedule(layerwise=0, pre=0, joint=6, post=0)
-    told: list[Progress] = []
-    fit(model, step_data(), schedule=plan, callbacks=told.append)
+    events: list[Progress] = []
+    fit(model, step_data(), schedule=plan, callbacks=events.append)
     after = dict(trained[0].named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert not torch.equal(after[name], parameter), name
-    first, last = told[0].inclusion, told[-1].inclusion
+    first, last = events[0].inclusion, events[-1].inclusion
     assert first is not None
     assert last is not None
     assert all(not torch.equal(a, b) for a, b in zip(first, last, strict=True))
@@ -186,10 +186,10 @@ def test_paper_deep_same_seed_same_result() -> None:
 
 
 def test_paper_deep_reports_phases_in_order() -> None:
-    told: list[Progress] = []
+    events: list[Progress] = []
     plan = schedule(layerwise=1, pre=2, joint=2, post=1, initial_inclusion=0.999)
-    fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=told.append)
-    assert [(p.phase, p.step, p.steps) for p in told] == [
+    fit(started(hidden_mean="zero"), step_data(), schedule=plan, callbacks=events.append)
+    assert [(p.phase, p.step, p.steps) for p in events] == [
         ("layer 1", 1, 1),
         ("layer 2", 1, 1),
         ("pre-train", 1, 2),
@@ -198,8 +198,8 @@ def test_paper_deep_reports_phases_in_order() -> None:
         ("inclusion", 2, 2),
         ("post-train", 1, 1),
     ]
-    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in told)
-    last = told[5].inclusion
+    assert all((p.inclusion is not None) == (p.phase == "inclusion") for p in events)
+    last = events[5].inclusion
     assert last is not None
     assert [len(each) for each in last] == [8, 8]
 

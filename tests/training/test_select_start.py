@@ -13,7 +13,7 @@ from winnowgp.training import Progress
 from winnowgp.training.layer_training import select_start
 
 
-def raced(starts: list[DeepGP], told=()) -> DeepGP:
+def raced(starts: list[DeepGP], callback=()) -> DeepGP:
     return select_start(
         starts,
         step_data(),
@@ -21,7 +21,7 @@ def raced(starts: list[DeepGP], told=()) -> DeepGP:
         steps=5,
         batch_size=None,
         generator=torch.Generator().manual_seed(0),
-        callbacks=told,
+        callbacks=callback,
     )
 
 
@@ -29,11 +29,11 @@ def raced(starts: list[DeepGP], told=()) -> DeepGP:
 def test_select_start_returns_better_start_unchanged(order: tuple[int, int]) -> None:
     good, poor = started(K=8), started(K=1)
     before = {name: p.clone() for name, p in good.named_parameters()}
-    told: list[Progress] = []
-    assert raced([(good, poor)[number] for number in order], told.append) is good
+    callback: list[Progress] = []
+    assert raced([(good, poor)[number] for number in order], callback.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
     # Both were trained: the last layer alone, then all.
-    assert [p.phase for p in told] == 2 * (2 * ["layer 2"] + 5 * ["start"])
+    assert [p.phase for p in callback] == 2 * (2 * ["layer 2"] + 5 * ["start"])
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])
@@ -43,9 +43,9 @@ def test_select_start_failed_elbo_is_not_selected(
     module = import_module("winnowgp.training.layer_training")
     real, calls = module.estimate_elbo, iter(range(9))
 
-    def bound(*given, **words) -> float:
+    def bound(*given, **kwargs) -> float:
         if next(calls) > 0:
-            return real(*given, **words)
+            return real(*given, **kwargs)
         if failure == "raise":
             raise NotPositiveDefiniteError("too close")
         return math.nan

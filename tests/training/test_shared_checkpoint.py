@@ -20,8 +20,8 @@ def test_all_processes_resume_from_the_first(forks: Forks) -> None:
     for each in forks.call(together, work.resumed, 2):
         assert each["again"] == each["once more"] == unbroken
         # Seven steps were taken before, and a finished fit reports none.
-        assert each["told"] == alone["told"] == [alone["told"][0], 0]
-        assert each["told"][0] > 3
+        assert each["steps"] == alone["steps"] == [alone["steps"][0], 0]
+        assert each["steps"][0] > 3
 
 
 def test_only_the_first_process_writes(forks: Forks) -> None:
@@ -48,15 +48,15 @@ def test_full_disk_warns_once_and_fit_continues(forks: Forks) -> None:
 
 
 def test_checkpoint_error_is_raised_in_all_processes(forks: Forks) -> None:
-    for kind, words in forks.call(together, work.damaged, 2):
+    for kind, message in forks.call(together, work.damaged, 2):
         assert kind == "CheckpointError"
-        assert "damaged-0/fit.checkpoint is not a checkpoint" in words
+        assert "damaged-0/fit.checkpoint is not a checkpoint" in message
 
 
 def test_different_fits_are_refused_in_all_processes(forks: Forks) -> None:
-    for kind, words in forks.call(together, work.different, 2):
+    for kind, message in forks.call(together, work.different, 2):
         assert kind == "InputError"
-        assert words.startswith("all processes must be given the same fit; `model` is SparseGP")
+        assert message.startswith("all processes must be given the same fit; `model` is SparseGP")
     assert forks.call(together, work.shards, 2) == 2 * [
         [
             "InputError",
@@ -68,8 +68,8 @@ def test_different_fits_are_refused_in_all_processes(forks: Forks) -> None:
 
 @pytest.mark.slow
 def test_killed_processes_resume_to_same_result(tmp_path: Path, forks: Forks) -> None:
-    words = (SHARED_WORK, "shared_checkpoints:elastic")
-    done = torchrun(*words, processes=2, restarts=3, folder=tmp_path)
+    message = (SHARED_WORK, "shared_checkpoints:elastic")
+    done = torchrun(*message, processes=2, restarts=3, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     (unbroken,), (alone,) = (forks.call(together, w, 1) for w in (work.unbroken, work.resumed))
     for rank in range(2):
@@ -77,5 +77,5 @@ def test_killed_processes_resume_to_same_result(tmp_path: Path, forks: Forks) ->
         assert each["attempt"] == 2, done.stderr
         assert each["found"] == unbroken
         # It did not start again: each attempt reports five or six steps that the next does not.
-        assert each["told"] < alone["told"][0]
+        assert each["steps"] < alone["steps"][0]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["fit.checkpoint"]

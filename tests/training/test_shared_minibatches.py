@@ -41,9 +41,9 @@ def test_minibatches_resume_from_one_checkpoint(forks: Forks) -> None:
 
 def test_batch_size_not_divisible_by_processes_raises(forks: Forks) -> None:
     assert forks.call(together, work.odd, 1) == [[]]
-    for kind, words in forks.call(together, work.odd, 2):
+    for kind, message in forks.call(together, work.odd, 2):
         assert kind == "InputError"
-        assert "`batch_size` must be a multiple of the number of processes, 2" in words
+        assert "`batch_size` must be a multiple of the number of processes, 2" in message
 
 
 def test_layers_are_the_same_in_all_processes(forks: Forks) -> None:

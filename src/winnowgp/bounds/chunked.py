@@ -5,9 +5,8 @@ collapsed bound depends on the data through sums over rows alone: C = V W Vᵀ, 
 scalars (`Moments`). Sums over chunks, over processes or over time can be added.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import pi
 from typing import TypeAlias
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from winnowgp.bounds import row_blocks
 from winnowgp.bounds.collapsed import optimal_posterior
-from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 
 
@@ -57,54 +55,24 @@ class Moments:
         )
 
 
-KernelChunk: TypeAlias = tuple[
-    Float[Tensor, "K B"], Float[Tensor, " B"], Float[Tensor, "B P"], Float[Tensor, " B"]
+GroupedChunk: TypeAlias = tuple[
+    Float[Tensor, "K B"],
+    Float[Tensor, " B"],
+    Sequence[tuple[Float[Tensor, "B p"], Float[Tensor, " B"]]],
 ]
-"""K(candidates, rows), the diagonal of K(rows, rows), targets and noise precisions of some rows."""
-
-GroupedChunk: TypeAlias = tuple[Tensor, Tensor, Sequence[tuple[Tensor, Tensor]]]
-"""The same with targets and precisions of several groups; a precision is zero where they are
-missing."""
-
-
-def chunked_moments(L: Float[Tensor, "K K"], chunks: Iterable[KernelChunk]) -> Moments:
-    """Return the moments of rows that come in chunks; O(N K²) time and the memory of one chunk.
-
-    Each block is whitened by a solve before it is squared. Squaring first and whitening the sum
-    from both sides multiplies the rounding error by cond(K_**). Whitening by products with an
-    inverse is faster, but at a condition number of 1e18 it changes the bound by up to 2e-4
-    (relative) with the inverse of L and by 5e-6 with inverses of its diagonal blocks of thirty
-    rows; a solve changes it by 3e-8.
-
-    Args:
-        L: factor of the candidates' covariance, jitter included.
-        chunks: at least one row in total; precisions are positive.
-    """
-    constant, N = L.new_zeros(()), 0
-
-    def grouped() -> Iterator[GroupedChunk]:
-        nonlocal constant, N
-        for Kuf, kff, Y, weights in chunks:
-            constant = constant + 0.5 * (weights / (2 * pi)).log().sum()
-            N += len(Y)
-            yield Kuf, kff, [(Y, weights)]
-
-    sums = grouped_sums(L, grouped())
-    if not N:
-        raise InputError("`chunks` must hold at least one row in total; got none.")
-    if not bool(torch.isfinite(constant)):
-        raise InputError(
-            "`weights` must be positive and finite noise precisions; some are zero, negative or "
-            "not finite."
-        )
-    C, D, square, diagonal = sums
-    return Moments(C=C, D=D, square=square.sum(), diagonal=diagonal, constant=constant, N=N)
+"""K(candidates, rows), the diagonal of K(rows, rows), and targets and noise precisions of groups of
+targets in some rows; a precision is zero where targets are missing."""
 
 
 def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row_blocks.Sums:
     """Return C = V W Vᵀ, D = V W Y, Σ w y² of each target and Σ w k_ii, one after another.
 
-    There are four tensors for each group of targets; O(N K²) for each. The kernel is whitened once.
+    There are four tensors for each group of targets; O(N K²) time for each, and the memory of one
+    chunk. The kernel is whitened once, by a solve before it is squared. Squaring first and
+    whitening the sum from both sides multiplies the rounding error by cond(K_**). Whitening by
+    products with an inverse is faster, but at a condition number of 1e18 it changes the bound by up
+    to 2e-4 (relative) with the inverse of L and by 5e-6 with inverses of its diagonal blocks of
+    thirty rows; a solve changes it by 3e-8.
 
     Args:
         L: factor of the candidates' covariance, jitter included.

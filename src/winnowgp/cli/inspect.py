@@ -1,15 +1,15 @@
-"""`winnow info`, `winnow frontier` and `winnow data`."""
+"""`winnow info`, `winnow frontier` and `winnow resize`: the content of a model file."""
 
-import shutil
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output
-from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
+    from winnowgp.estimators import TabularModel
     from winnowgp.report.summary import Choice
 
 
@@ -50,14 +50,14 @@ def frontier(
     if json:
         import json as to_json
 
-        typer.echo(to_json.dumps(_as_json(choice)))
+        typer.echo(to_json.dumps(_frontier_json(choice)))
     elif not quiet:
-        _print(choice)
+        _print_frontier(choice)
         if output is not None:
             typer.echo(f"plot: {output}")
 
 
-def _as_json(choice: "Choice") -> dict[str, Any]:
+def _frontier_json(choice: "Choice") -> dict[str, Any]:
     """Return the frontier; sizes without a known model are left out."""
     densities = choice["log_densities"]
     rows = [
@@ -84,7 +84,7 @@ def _as_json(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _print(choice: "Choice") -> None:
+def _print_frontier(choice: "Choice") -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -139,90 +139,67 @@ def _sizes(K: int, M: int) -> list[int]:
     return sorted({0, K} | doubling | near)
 
 
-def data(
-    name: Annotated[
-        str | None, typer.Argument(help="A data set to write; all are listed by default.")
+def resize(
+    model: ModelFile,
+    points: Annotated[
+        int | None,
+        typer.Option(help="Number of inducing points; without it, the sizes are listed."),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Where to write it; ./NAME.csv, or ./NAME.csv.gz for the paper's, by default.",
-        ),
-    ] = None,
+        Path, typer.Option("-o", "--output", help="Where to save the smaller model.")
+    ] = Path("resized.winnow"),
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """List data sets, write a made one, or copy one of the paper's after checking its contents.
+    """Save a model with fewer inducing points, which the fit has optimised already.
 
-    Made data sets are part of winnowgp. Those of the paper are searched in $WINNOWGP_DATA and
-    winnowgp's cache folder; nothing is downloaded. The list shows where each can be obtained.
+    No rows are needed. Without `--points` the command lists the sizes in the file and writes
+    nothing.
     """
-    from winnowgp.data.catalogue import ORIGINS
-    from winnowgp.data.examples import EXAMPLES
+    from winnowgp.cli.options import load_table_model
 
-    if name is not None:
-        if name not in (known := (*EXAMPLES, *ORIGINS)):
-            raise InputError(f"`NAME` must be one of {', '.join(known)}; got {name!r}.")
-        written = _write_example if name in EXAMPLES else _copy_table
-        typer.echo(written(name, output))
+    if points is None:
+        _list_sizes(load_table_model(model), quiet=quiet, json=json)
         return
-    rows = [
-        {"name": known, "origin": origin, "file": "part of winnowgp"}
-        for known, origin in EXAMPLES.items()
-    ]
-    rows += [
-        {
-            "name": known,
-            "origin": origin,
-            "file": str(path) if (path := _local_file(known)) else None,
-        }
-        for known, origin in ORIGINS.items()
-    ]
+    checked_output(output)
+    fitted = load_table_model(model)
+    command = shlex.join(["winnow", "resize", model.name, "--points", str(points)])
+    before = fitted.summary["settings"].get("command")
+    settings = {"command": command if before is None else f"{before} && {command}"}
+    smaller = fitted.resized(points, settings=settings)
+    smaller.save(output)
+    from winnowgp.cli.summary import as_json, print_summary
+
+    if json:
+        typer.echo(as_json(smaller.summary, file=str(output)))
+    elif not quiet:
+        print_summary(smaller.summary)
+        typer.echo(f"model: {output}")
+
+
+def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
+    """Print the sizes of the models in a file."""
+    estimator = model.estimator
+    models = [estimator.resized(M) for M in estimator.available_sizes_]
     if json:
         import json as to_json
 
-        typer.echo(to_json.dumps(rows))
-        return
-    for row in rows:
-        typer.echo(f"{row['name']:<10} {row['file'] or 'not found locally'}")
-        typer.echo(f"{'':<10} {row['origin']}")
+        rows = [
+            {
+                "inducing_points": each.n_inducing_,
+                "elbo_nats": each.elbo_,
+                "elbo_gap_nats_per_observation": each.elbo_gap_,
+            }
+            for each in models
+        ]
+        typer.echo(to_json.dumps({"available": rows}))
+    elif not quiet:
+        from rich.console import Console
+        from rich.table import Table
 
-
-def _write_example(name: str, output: Path | None) -> str:
-    """Write a made table as CSV, and return a line about it."""
-    import csv
-
-    from winnowgp.data import example_table
-    from winnowgp.io.format import atomic_write
-
-    destination = checked_output(output or Path(f"{name}.csv"), (".csv",))
-    table = example_table(name)
-    columns = [table.strings(column) for column in table.names]
-    with atomic_write(destination) as part, part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table.names)
-        writer.writerows(zip(*columns, strict=True))
-    return f"{table.N} rows of {len(columns)} columns: {destination}"
-
-
-def _copy_table(name: str, output: Path | None) -> str:
-    """Copy a table of the paper, and return a line about it."""
-    from winnowgp.data.catalogue import find_table, load_table
-    from winnowgp.io.format import atomic_write
-
-    destination = checked_output(output or Path(f"{name}.csv.gz"), (".csv.gz",))
-    table = load_table(name)
-    with atomic_write(destination) as part:
-        shutil.copyfile(find_table(name), part)
-    return f"{len(table.values)} rows of {len(table.columns)} columns: {destination}"
-
-
-def _local_file(name: str) -> Path | None:
-    from winnowgp.data.catalogue import find_table
-    from winnowgp.errors import DataNotFoundError
-
-    try:
-        return find_table(name)
-    except DataNotFoundError:
-        return None
+        table = Table(title="Models in the file", title_justify="left")
+        for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)"):
+            table.add_column(name, justify="right")
+        for each in models:
+            table.add_row(str(each.n_inducing_), f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
+        Console().print(table)

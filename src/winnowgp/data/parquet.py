@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from winnowgp.data.dataset import Dataset, SourceInfo
 from winnowgp.data.out_of_core import StreamedSource
-from winnowgp.data.parquet_file import ParquetFile
+from winnowgp.data.readers import ParquetFile
 from winnowgp.data.tables import Origin
 from winnowgp.errors import InputError
 

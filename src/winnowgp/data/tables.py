@@ -216,6 +216,6 @@ def _joined(columns: list[Column]) -> Column:
     return np.concatenate(columns if one_dtype else [_strings(column) for column in columns])
 
 
-def _quoted(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _quoted(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:12])
+    return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -18,7 +18,7 @@ from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, Variatio
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.kernels import has_psi
 from winnowgp.models.likelihoods import fill_with_observed, observation_model
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 from winnowgp.training import principal_latents
 
 KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")

@@ -36,7 +36,7 @@ from winnowgp.estimators.rows import (
 )
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 
 
 @final

@@ -19,8 +19,7 @@ from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.mixture import mixture_moments
-from winnowgp.models.noise import LEAST_NOISE
-from winnowgp.models.observations import Prediction
+from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 

@@ -51,7 +51,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult

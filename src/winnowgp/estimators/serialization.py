@@ -42,7 +42,7 @@ from winnowgp.models import (
     Posterior,
 )
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
-from winnowgp.models.noise import target_noise
+from winnowgp.models.observations import target_noise
 from winnowgp.point_processes import Bernoulli, Determinantal
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent

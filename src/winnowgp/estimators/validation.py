@@ -26,7 +26,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
 

@@ -29,7 +29,7 @@ from winnowgp.models.base import SelectableModel, check_kernel, copy_with
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import fill_with_observed, observation_model
-from winnowgp.models.noise import gaussian_noise
+from winnowgp.models.observations import gaussian_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
@@ -74,10 +74,9 @@ class Latents(nn.Module):
         """Variances s of the latent positions."""
         return self.log_variance.exp()
 
-    def kl(self, rows: Int[Tensor, " B"] | None = None) -> Scalar:
-        """Return Σ_i KL[q(x_i) ‖ N(0, I)] in nats, of all rows or of some."""
-        mean, variance = self.at(rows)
-        return latent_kl(mean, variance).sum()
+    def kl(self) -> Scalar:
+        """Return Σ_i KL[q(x_i) ‖ N(0, I)] in nats."""
+        return latent_kl(self.mean, self.variance).sum()
 
     def at(self, rows: Int[Tensor, " B"] | None) -> tuple[Tensor, Tensor]:
         """Return means and variances of some rows, or of all rows if None."""

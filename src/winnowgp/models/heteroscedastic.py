@@ -40,8 +40,7 @@ from winnowgp.models.base import SelectableModel
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, prior_mean
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
-from winnowgp.models.noise import LEAST_NOISE
-from winnowgp.models.observations import Prediction
+from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 from winnowgp.selection import SubsetObjective, SubsetStatistics

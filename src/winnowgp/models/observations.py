@@ -4,14 +4,16 @@ An observation model computes the expected log probability, the predictive log d
 predictive moments, distribution function and quantiles of p(y | f) under independent Gaussian
 latents. Gauss-Hermite quadrature is accurate where the likelihood is not much narrower than q(f);
 `likelihoods` has the models with a closed or a more accurate form. Nothing here draws a random
-number.
+number. `gaussian_noise` is the likelihood of models that need no integrals.
 """
 
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from gpytorch.likelihoods import Likelihood
+from gpytorch.constraints import GreaterThan
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import MultitaskHomoskedasticNoise
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
@@ -19,6 +21,10 @@ from torch.distributions import Distribution, Normal
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
+from winnowgp.typing import TargetNoise
+
+LEAST_NOISE = 1e-6
+"""Smallest noise variance that is learnt; for standardised targets in the estimators."""
 
 # Gauss-Hermite nodes for E[log p(y | f)], and for densities, which are narrower than q(f).
 EXPECTATION_NODES, DENSITY_NODES = 20, 100
@@ -248,3 +254,38 @@ def is_user_defined(likelihood: Likelihood, method: str) -> bool:
     """Return whether a method is defined outside GPyTorch."""
     owner = next(kind for kind in type(likelihood).__mro__ if method in vars(kind))
     return not owner.__module__.startswith("gpytorch.")
+
+
+def gaussian_noise(
+    start: Float[Tensor, ""] | Float[Tensor, " P"],
+) -> GaussianLikelihood:
+    """Return a Gaussian likelihood with one noise variance for all targets, or one for each.
+
+    The second has GPyTorch's `MultitaskHomoskedasticNoise`; its `noise` is a vector, which
+    broadcasts against targets `[N P]`.
+
+    Args:
+        start: initial variances, one number or `[P]`.
+    """
+    if not bool((start > LEAST_NOISE).all()):
+        raise InputError(
+            f"`noise` is a variance and must exceed {LEAST_NOISE}; got {start.min().item()}."
+        )
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(LEAST_NOISE))
+    if start.dim() == 0:
+        likelihood.to(start)
+        likelihood.noise = start
+        return likelihood
+    likelihood.noise_covar = MultitaskHomoskedasticNoise(
+        len(start), noise_constraint=GreaterThan(LEAST_NOISE)
+    )
+    likelihood.to(start)
+    likelihood.noise_covar.initialize(noise=start)
+    return likelihood
+
+
+def target_noise(likelihood: Likelihood) -> TargetNoise:
+    """Return the noise variance of a Gaussian likelihood: a scalar, or one for each target."""
+    assert isinstance(likelihood, GaussianLikelihood)
+    shared = not isinstance(likelihood.noise_covar, MultitaskHomoskedasticNoise)
+    return likelihood.noise.reshape(()) if shared else likelihood.noise

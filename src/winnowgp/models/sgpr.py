@@ -45,7 +45,7 @@ from winnowgp.models.exact_gp import (
     gaussian_rows,
     unpacked,
 )
-from winnowgp.models.noise import gaussian_noise, target_noise
+from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics

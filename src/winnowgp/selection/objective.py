@@ -90,10 +90,6 @@ class SearchState(ABC):
         """
 
     @abstractmethod
-    def restrict(self, keep: Bool[Tensor, " J"]) -> "SearchState":
-        """Return the same subset with fewer candidates to consider; `keep` covers the subset."""
-
-    @abstractmethod
     def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
         """Return how strongly removals of a few included candidates affect each other, in [0, 1].
 

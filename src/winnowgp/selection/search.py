@@ -150,13 +150,12 @@ def swap_search(
     mask: Bool[Tensor, " K"],
     *,
     sweeps: int = 2,
-    tolerance: float = _TOLERANCE,
 ) -> tuple[Bool[Tensor, " K"], float]:
     """Improve a subset of fixed size by swaps; O(K²) per attempted swap.
 
     A sweep visits each inducing point once, smallest marginal gain first: it is removed, and the
     best candidate outside is added, possibly the same one again. The search stops when a sweep
-    gains less than `tolerance` nats.
+    gains less than 1e-6 nats.
 
     Returns:
         The subset and its bound in nats, never lower than that of the start.
@@ -173,7 +172,7 @@ def swap_search(
             if count % _REFRESH == 0:
                 state = statistics.search_state(state.mask)
         state = statistics.search_state(state.mask)
-        if state.bound.item() - before < tolerance:
+        if state.bound.item() - before < _TOLERANCE:
             break
     return state.mask, state.bound.item()
 

@@ -27,7 +27,7 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.exact_gp import exact_log_density
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.hyperparameters import Initialization, Optimum

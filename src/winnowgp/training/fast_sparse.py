@@ -22,11 +22,10 @@ from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
-from winnowgp.training.growth import Pool, grown_pool
+from winnowgp.training.growth import Pool, SmallerModel, grown_pool, smaller_models
 from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import FitResult, Growth, TrainingContext, warn_not_sharded
-from winnowgp.training.smaller_models import SmallerModel, smaller_models
 
 # Points are moved if they have fewer coordinates than this many per row. More of them would be
 # fitted to the rows, and hardly save points where so many are needed.

@@ -16,7 +16,7 @@ from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization

@@ -3,23 +3,29 @@
 At fixed hyper-parameters the pool doubles, by greedy conditional variance, until a doubling gains
 little and little prior variance is left to explain. Unless the hyper-parameters come from the exact
 evidence of all rows, they are then refitted with the locations held, and the pool doubles again: a
-frontier at fixed hyper-parameters cannot tell whether more points would pay with others.
+frontier at fixed hyper-parameters cannot tell whether more points would pay with others. The last
+function goes the other way: it refits the selected model with fewer points.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, nan
 from typing import Generic
 
+from winnowgp.data import Source
+from winnowgp.errors import TrainingError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
+from winnowgp.selection import Frontier
 from winnowgp.training.budget import selection_work
+from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
 from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.initialization import scaled
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.schedules import Growth
+from winnowgp.training.schedules import Growth, SizedModel
 
 # Candidates that the pool starts with.
 FIRST = 64
@@ -41,6 +47,8 @@ _MODERATE = 0.5
 # Share of the tolerance that a doubling at fixed hyper-parameters must gain to go on, and the
 # multiple of the tolerance that the unexplained variance may still cost when it does not.
 _SHARE, _UNEXPLAINED = 0.5, 10.0
+# Numbers of inducing points that a fit may keep models of, besides its own.
+_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +319,37 @@ def _value(model: InducingModel, steps: FastSteps[Model]) -> tuple[float, float 
         elbo, trace = model.bound_and_trace(steps.data)
         return steps.shared(elbo), steps.shared(trace / steps.data.observations)
     return steps.shared(model.fixed_bound(steps.data)), None
+
+
+@dataclass(frozen=True, slots=True)
+class SmallerModel(Generic[Model]):
+    """A model with fewer inducing points, refitted at its size."""
+
+    model: Model
+    elbo: float
+    frontier: Frontier
+    """The frontier of its points at its hyper-parameters."""
+
+    def sized(self, data: Source, held_out: CrossValidation | None) -> SizedModel:
+        """Return its posterior, ELBO and held-out log density."""
+        model = self.model.with_best_q(data)
+        density = nan if held_out is None else held_out.mean(held_out.densities(model))
+        return SizedModel(model.posterior(data), self.elbo, density)
+
+
+def smaller_models(
+    steps: FastSteps[Model], fitted: Model, count: int
+) -> tuple[SmallerModel[Model], ...]:
+    """Return models with fewer inducing points than a fitted one, up to `count` of them."""
+    smaller: list[SmallerModel[Model]] = []
+    sizes = [size for size in _SIZES if size < fitted.K]
+    for M in sizes[max(len(sizes) - count, 0) :]:
+        with threads_for(10.0 * M**3):
+            try:
+                model, elbo = steps.shrunk(fitted, M)
+            except TrainingError:
+                continue
+            if model.K not in [other.model.K for other in smaller] and model.K < fitted.K:
+                frontier = steps.frontier(model.subset_statistics(steps.data))
+                smaller.append(SmallerModel(model, elbo, frontier))
+    return tuple(smaller)

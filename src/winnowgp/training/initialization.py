@@ -16,7 +16,7 @@ from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.schedules import draw_seed
 
 _ROWS = 1000

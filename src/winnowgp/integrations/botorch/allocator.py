@@ -22,7 +22,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.greedy import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.selection import Frontier, elimination_frontier
 from winnowgp.selection.statistics import subset_statistics
 

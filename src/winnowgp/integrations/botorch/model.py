@@ -19,7 +19,7 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import JointPosterior, MixturePosterior, Posterior
-from winnowgp.models.noise import target_noise
+from winnowgp.models.observations import target_noise
 from winnowgp.models.online import condition_with_points
 
 
