@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,6 @@ import pytest
 import winnowgp
 from helpers.short_fits import shortest_fits
 from winnowgp.cli.app import run
-from winnowgp.training import laplace
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_members() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laplace, "MEMBERS", 3)
-        patch.setattr(laplace, "_DRAWS", 16)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +34,11 @@ def model(table: Path) -> Path:
 
 def test_commands_say_and_use_the_mixture(table: Path, model: Path, capsys) -> None:
     fitted = winnowgp.load(model)
-    assert fitted.estimator.posterior_.S == 3
+    assert fitted.estimator.posterior_.S == 4
     assert run(["info", str(model)]) == 0
-    assert "average over 3 posteriors" in capsys.readouterr().out
+    assert "average over 4 posteriors" in capsys.readouterr().out
     assert run(["info", str(model), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["hyper_posteriors"] == 3
+    assert json.loads(capsys.readouterr().out)["hyper_posteriors"] == 4
     assert run(["evaluate", str(model), str(table), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     data = np.loadtxt(table, delimiter=",", skiprows=1, usecols=(0, 1))
@@ -59,7 +49,7 @@ def test_commands_say_and_use_the_mixture(table: Path, model: Path, capsys) -> N
     lower = fitted.estimator.predict_interval(data[:, :1], 0.9)[0]
     np.testing.assert_allclose([float(list(row.values())[-2]) for row in rows], lower, rtol=1e-4)
     assert run(["report", str(model), "-o", str(model.with_suffix(".html"))]) == 0
-    assert "average over 3 posteriors" in model.with_suffix(".html").read_text(encoding="utf-8")
+    assert "average over 4 posteriors" in model.with_suffix(".html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
