@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Labelled = Annotated[
     Path,
     typer.Argument(
-        help="CSV, CSV.gz or Parquet with the target; rows without one are left out.",
+        help="CSV, CSV.gz, Excel or Parquet with the target; rows without one are left out.",
         show_default=False,
     ),
 ]
