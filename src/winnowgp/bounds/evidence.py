@@ -44,7 +44,7 @@ _ENTRY = 50
 _MATRICES = 1.2
 # Elements of a block of rows of K_ff; kernels hold several arrays of this size.
 _ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
-# Iterations at most, and the fewest worth starting.
+# Iterations at most, and the fewest for which conjugate gradients are tried.
 _MOST_ITERATIONS, _FEWEST_ITERATIONS = 200, 10
 # Nats per observation that the quadratic term may be uncertain by.
 _TOLERANCE = 1e-3

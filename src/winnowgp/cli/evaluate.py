@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Labelled = Annotated[
     Path,
     typer.Argument(
-        help="CSV, CSV.gz or Parquet with the target; rows without one are left out.",
+        help="CSV, CSV.gz, Excel or Parquet with the target; rows without one are left out.",
         show_default=False,
     ),
 ]
@@ -38,7 +38,7 @@ def evaluate(
     fitted = load_table_model(model)
     quality = evaluate_model(fitted, read_table(data, encoding=encoding))
     if json:
-        found = {
+        content = {
             "file": str(model),
             "target": fitted.target,
             "task": fitted.task,
@@ -47,7 +47,7 @@ def evaluate(
             **held_out_json(quality),
             "constant": {metric["name"]: metric["baseline"] for metric in quality["metrics"]},
         }
-        typer.echo(json_format.dumps(found, ensure_ascii=False))
+        typer.echo(json_format.dumps(content, ensure_ascii=False))
         return
     print_quality(quality, title=f"{quality['rows']} rows of {data.name}, target {fitted.target}")
     _note_training_rows({model.name: fitted}, data)
@@ -77,14 +77,14 @@ def compare(
     a, b = load_table_model(first), load_table_model(second)
     measures = compare_models(a, b, read_table(data, encoding=encoding))
     if json:
-        found = {
+        content = {
             "first": str(first),
             "second": str(second),
             "target": a.target,
             "used_for_training": any(_was_fitted_to(model, data) for model in (a, b)),
             "measures": [asdict(measure) for measure in measures],
         }
-        typer.echo(json_format.dumps(found, ensure_ascii=False))
+        typer.echo(json_format.dumps(content, ensure_ascii=False))
         return
     _print_comparison(measures, first.name, second.name, data.name)
     _note_training_rows({first.name: a, second.name: b}, data)

@@ -143,7 +143,7 @@ def cross_validate_table(
     qualities = []
     for train, test in splits:
         with warnings.catch_warnings():
-            # The fit to all rows has said what there is to say about the table.
+            # The fit to all rows has issued the warnings about the table.
             warnings.simplefilter("ignore", UserWarning)
             part = fit_table(
                 labelled.part(train), target, test_table=labelled.part(test), seed=seed, **options
@@ -171,11 +171,11 @@ def cross_validate_table(
 
 def _fold_alarms(quality: Quality, model: TabularModel) -> list[FitWarning]:
     """Return alarms about the quality on the rows of all folds together."""
-    found: list[FitWarning] = []
+    alarms: list[FitWarning] = []
     densities = [m for m in quality["metrics"] if m["name"].startswith("log ")]
     for metric in densities:
         if metric["value"] <= metric["baseline"]:
-            found.append(
+            alarms.append(
                 WorseThanConstantWarning(
                     f"the {metric['name']} of the folds, {metric['value']:.3g}, is not above that "
                     f"of a constant prediction, {metric['baseline']:.3g}. Check that the inputs "
@@ -187,8 +187,8 @@ def _fold_alarms(quality: Quality, model: TabularModel) -> list[FitWarning]:
         if level == 0.95 and isinstance(likelihood, str):
             inside = np.arange(quality["rows"]) < round(share * quality["rows"])
             alarm = coverage_alarm(inside, likelihood=likelihood)
-            found += [] if alarm is None else [alarm]
-    return found
+            alarms += [] if alarm is None else [alarm]
+    return alarms
 
 
 def pooled_quality(folds: Sequence[Quality]) -> Quality:

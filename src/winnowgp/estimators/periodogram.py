@@ -103,8 +103,8 @@ def _maximum(
     grid = frequency + width * np.linspace(-1, 1, 9)
     best = grid[np.argmin([rest(each) for each in grid])]
     step = width / 4
-    found: Any = minimize_scalar(rest, bounds=(best - step, best + step), method="bounded")
-    return float(found.x), 1 - float(found.fun)
+    minimum: Any = minimize_scalar(rest, bounds=(best - step, best + step), method="bounded")
+    return float(minimum.x), 1 - float(minimum.fun)
 
 
 def explained_shares(t: Values, z: Values, frequencies: Values) -> Values:

@@ -90,7 +90,7 @@ def class_alarm(
     if len(truth) < FEWEST:
         return None
     tested = range(1, 2) if len(labels) == 2 else range(len(labels))
-    found: tuple[float, str] | None = None
+    strongest: tuple[float, str] | None = None
     for c in tested:
         p = np.clip(probability[:, c], 1e-6, 1 - 1e-6)
         for column in columns:
@@ -102,18 +102,18 @@ def class_alarm(
             value = float(chi2.sf((excess**2 / variance).sum(), len(groups)))
             value *= len(tested) * len(columns)
             worst = groups[int(np.argmax(excess**2 / variance))]
-            if found is None or value < found[0]:
-                found = (
+            if strongest is None or value < strongest[0]:
+                strongest = (
                     value,
                     f"probabilities are wrong along {column.text}: class {labels[c]!r} is "
                     f"predicted with {100 * p[worst].mean():.0f} % and observed in "
                     f"{100 * truth[worst, c].mean():.0f} % of the held-out rows "
                     f"{_where(column, worst)}",
                 )
-    if found is None or found[0] >= SIGNIFICANT:
+    if strongest is None or strongest[0] >= SIGNIFICANT:
         return None
     return DependentResidualsWarning(
-        f"{found[1]}. Add columns that explain it, or name another kernel with `kernel` "
+        f"{strongest[1]}. Add columns that explain it, or name another kernel with `kernel` "
         "(`--kernel`)."
     )
 
@@ -155,10 +155,10 @@ def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
 
 def _mean_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
     """Return an alarm if the level of the residuals depends on a column."""
-    found = _dependence(z, columns)
-    if found is None:
+    dependence = _dependence(z, columns)
+    if dependence is None:
         return None
-    column, rows, _ = found
+    column, rows, _ = dependence
     side = "above" if z[rows].mean() > z.mean() else "below"
     advice = (
         "If the rows are in the order of time, add the time as a column."
@@ -178,10 +178,12 @@ def _spread_alarm(
 ) -> FitWarning | None:
     """Return an alarm if the size of the residuals depends on the prediction or a column."""
     size = np.abs(z - np.median(z))
-    found = _dependence(size, [Column("", "prediction", predicted)]) or _dependence(size, columns)
-    if found is None:
+    dependence = _dependence(size, [Column("", "prediction", predicted)]) or _dependence(
+        size, columns
+    )
+    if dependence is None:
         return None
-    column, rows, p = found
+    column, rows, p = dependence
     ratio = size[rows].mean() / max(size.mean(), 1e-12)
     there, elsewhere = ("narrow", "wide") if ratio > 1 else ("wide", "narrow")
     varying = "noise that depends on the inputs (`--likelihood heteroscedastic`)"

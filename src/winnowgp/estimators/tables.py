@@ -194,7 +194,7 @@ def fit_table(
         check_positive(y, target, number)
     if likelihood == "beta":
         check_proportions(y, target, number, percent=encoder.target.sign == "%")
-    # Said after the fit: an error about the input stands alone.
+    # Issued after the fit, so that an error about the input is the only message.
     early: list[FitWarning | None] = []
     if task == "regression" and likelihood == "auto" and not log_target:
         early.append(likelihood_warning(y[train], target))
@@ -232,7 +232,7 @@ def fit_table(
     if task == "regression":
         early.append(copied_rows_warning(X, y, train, test))
     start = perf_counter()
-    with recorded_alarms() as found:
+    with recorded_alarms() as alarms:
         if process_group is None:
             estimator.fit(X[train], y[train], **_known_part(known, train))
         elif task == "regression" and noise == "gaussian" and not log_target:
@@ -244,7 +244,7 @@ def fit_table(
             estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
     if len(test):
-        seen = {type(alarm) for alarm in found}
+        seen = {type(alarm) for alarm in alarms}
         columns = table_columns(encoder, inputs)
         more = diagnose(
             estimator,
@@ -255,10 +255,10 @@ def fit_table(
             ordered=not groups,
             noise_variance=known,
         )
-        found += [alarm for alarm in more if type(alarm) not in seen]
-    found = [*(alarm for alarm in early if alarm is not None), *found]
+        alarms += [alarm for alarm in more if type(alarm) not in seen]
+    alarms = [*(alarm for alarm in early if alarm is not None), *alarms]
     if process_group is None or process_group.is_first:
-        for alarm in found:
+        for alarm in alarms:
             warnings.warn(alarm, stacklevel=2)
     # The estimator sees features, which have numbers and no names.
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
@@ -288,7 +288,7 @@ def fit_table(
         "choice": table_summary.choice(
             estimator, len(train), asked=_described_goal(points), kernel=name
         ),
-        "alarms": [table_summary.alarm_summary(alarm) for alarm in found],
+        "alarms": [table_summary.alarm_summary(alarm) for alarm in alarms],
         "quality": _quality(estimator, X, y, train, test, known),
         "importance": lost,
         "effects": curves,

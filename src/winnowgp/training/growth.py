@@ -1,4 +1,4 @@
-"""Growth of the pool of candidates until more of them pay no more.
+"""Growth of the pool of candidates until more of them gain too little.
 
 At fixed hyper-parameters the pool doubles, by greedy conditional variance, until a doubling gains
 little and little prior variance is left to explain. Unless the hyper-parameters come from the exact
@@ -37,7 +37,7 @@ _COMPARED = 12
 _ERRORS = 2.0
 # Multiples of the noise that are compared on held-out rows.
 _NOISIER = (3.0, 10.0)
-# Iterations that must be affordable for a refit to be worth its while.
+# Iterations that must be affordable for a refit to begin.
 _LEAST_REFIT = 15
 # Share of the work that comparing hyper-parameters on held-out rows may take.
 _HELD_OUT = 0.02

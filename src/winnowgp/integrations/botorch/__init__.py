@@ -14,7 +14,4 @@ except ModuleNotFoundError as error:
 from winnowgp.integrations.botorch.allocator import WinnowingAllocator
 from winnowgp.integrations.botorch.model import SparseGPModel
 
-# It registers how BoTorch draws functions of a fitted model.
-from winnowgp.integrations.botorch.paths import SparseGPPath as _SparseGPPath  # noqa: F401
-
 __all__ = ["SparseGPModel", "WinnowingAllocator"]
