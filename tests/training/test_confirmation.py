@@ -8,6 +8,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from scipy import stats
+from torch.distributions import Normal
 
 from winnowgp.data import Dataset
 from winnowgp.models import Posterior, SparseGP
@@ -150,3 +151,32 @@ def test_fast_limited_points_start_from_the_confirmed_optimum() -> None:
     lengthscale = kernel.base_kernel.lengthscale.flatten()
     # The first column drives the target; with the optimum of the targets alone it looked flat.
     assert lengthscale[0] < 3
+
+
+@pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])
+def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bool) -> None:
+    gain = torch.linspace(0.5, 1.0, 30, dtype=torch.float64)
+    # As much is lost in all as is gained, almost.
+    gain[:bad] = -0.99 * gain[bad:].sum() / bad
+    assert gain.mean() > 0
+    assert gain.median() > 0.5
+    assert confirms(gain, 30) == confirmed
+
+
+def test_fast_many_columns_share_a_lengthscale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnowgp.training.confirmation._SMALL_FOLDS", 3)
+    monkeypatch.setattr("winnowgp.training.confirmation._TRIED", 1)
+    # Each of 14 columns is a noisy copy of the only one that matters.
+    rng = np.random.default_rng(0)
+    Z, noise = rng.normal(size=518), rng.normal(size=518)
+    X = torch.from_numpy(rng.normal(size=(518, 14)) + Z[:, None])
+    Y = torch.from_numpy(Z + 0.3 * noise)[:, None]
+    result = fitted(X[:18], standardised(Y)[:18])
+    kernel: Any = result.posterior.kernel
+    lengthscale = kernel.base_kernel.lengthscale
+    assert result.posterior.M > 0
+    torch.testing.assert_close(
+        lengthscale, lengthscale.mean().expand_as(lengthscale), rtol=0.6, atol=0
+    )
+    density = result.posterior.log_density(X[18:], standardised(Y)[18:]).mean()
+    assert density > Normal(0.0, 1.0).log_prob(standardised(Y)[18:]).mean() + 0.2

@@ -6,6 +6,9 @@ as well. So two things are asked of few rows:
 
 1. The maximum of the evidence without some rows, next to the optimum in question, predicts these
    rows at least as well as a constant does.
+   With many columns for so few rows, the evidence selects columns by chance. Maxima without some
+   rows are then sought from equal lengthscales, since those next to the optimum have seen all rows,
+   and a common lengthscale that is not learnt for each column is tried last.
 2. Where outliers decide, an effect is also seen in the ranks of the targets (in their normal
    scores, the Gaussian quantiles of the ranks, whose noise is Gaussian). The lengthscales are then
    those of the scores, unless those of the targets predict held-out rows clearly better.
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import log, pi
+from operator import itemgetter
 
 import torch
 from gpytorch.means import ZeroMean
@@ -31,7 +35,7 @@ from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.hyperparameters import Initialization, Optimum
-from winnowgp.training.initialization import trainable_lengthscales
+from winnowgp.training.initialization import scaled, starting_points, trainable_lengthscales
 from winnowgp.training.row_sampling import with_unit_weights
 
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
@@ -49,9 +53,13 @@ _KURTOSIS = 1.5
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
 _FOLDS, _SMALL_FOLDS = 5, 20
-# Rows up to which the gain on held-out rows must be so many times its standard error; or the median
-# so many nats, where a single row makes the error large.
+# Rows up to which the gain on held-out rows must be so many times its standard error; without the
+# worst row if the median is so many nats, where a single row makes the error large.
 _SMALL, _CONFIDENT, _MEDIAN = 100, 1.5, 0.5
+# Lengthscales per row from which columns are selected by chance.
+_MANY_COLUMNS = 0.5
+# Common lengthscales that are tried, relative to √D.
+_COMMON = (0.5, 1.0, 2.0, 4.0)
 # Held-out rows after which a clear difference decides, and the standard errors that are clear.
 _ENOUGH, _CLEAR = 60, 3.0
 
@@ -83,7 +91,35 @@ def confirmed_optima(
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(initial, optima=(optimum, *others))
-    return None
+    return _with_common_lengthscale(steps, initial, data)
+
+
+def _has_many_columns(model: InducingModel, N: int) -> bool:
+    lengthscales = sum(k.lengthscale.numel() for k in trainable_lengthscales(model.kernel))
+    return lengthscales > _MANY_COLUMNS * N
+
+
+def _with_common_lengthscale(
+    steps: FastSteps[Model], initial: Initialization[Model], data: Dataset
+) -> Initialization[Model] | None:
+    """Return the best optimum with one lengthscale for all columns, which stays as it is."""
+    if not _has_many_columns(initial.best, data.N):
+        return None
+    optima = []
+    for times in _COMMON:
+        start = scaled(starting_points(initial.best, data)[1], lengthscale=times)
+        for kernel in trainable_lengthscales(start.kernel):
+            kernel.raw_lengthscale.requires_grad_(False)
+        optima.append(steps.maximise_evidence_of(start, data))
+    model, evidence = max(optima, key=itemgetter(1))
+    if not _exceeds_constant(model, evidence, data):
+        return None
+    gain = held_out_gain(data, partial(_refitted, steps, model), early_stopping=False)
+    gap = PredictiveGap.of(gain, torch.zeros_like(gain))
+    if gap.nats < _CONFIDENT * gap.standard_error:
+        return None
+    best = initial.optima[0]
+    return replace(initial, optima=(Optimum(model, evidence, best.observations, best.kernel),))
 
 
 def _robust(
@@ -121,8 +157,11 @@ def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> boo
         certain: whether the evidence leaves no doubt, so that a loss within its error is accepted.
     """
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
-    if N > _SMALL or gain.median() > _MEDIAN:
-        return gap.nats >= (-gap.standard_error if certain and N > _SMALL else 0.0)
+    if N > _SMALL:
+        return gap.nats >= (-gap.standard_error if certain else 0.0)
+    if gain.median() > _MEDIAN and gap.nats >= 0:
+        others = gain.sort().values[1:]
+        gap = PredictiveGap.of(others, torch.zeros_like(others))
     return gap.nats >= _CONFIDENT * gap.standard_error
 
 
@@ -133,6 +172,8 @@ def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:
 
 def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | None:
     """Return the optimum of the evidence of some rows next to a model, if it is significant."""
+    if _has_many_columns(model, rows.N):
+        model = starting_points(model, rows)[1]
     found, evidence = steps.maximise_evidence_of(model, rows)
     return found if _exceeds_constant(found, evidence, rows) else None
 
