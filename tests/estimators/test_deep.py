@@ -50,7 +50,9 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     assert all(len(p) == len(z) and M <= len(p) < 20 for p, z, M in pairs)
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
     # Both layers have one output; the second is evaluated for each of 64 samples.
-    assert model.alpha_[1] == pytest.approx(64 * model.alpha_[0])
+    first, second = model.alpha_
+    assert first is not None
+    assert second == pytest.approx(64 * first)
 
 
 @pytest.fixture(scope="module")

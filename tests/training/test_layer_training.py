@@ -14,6 +14,7 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import Progress
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.initialization import trainable_lengthscales
 from winnowgp.training.layer_training import (
     LayerTraining,
     start_from_shallow,
@@ -178,7 +179,7 @@ def test_start_from_shallow_has_the_hyperparameters_of_the_exact_gp() -> None:
     # Nats for a change of a raw parameter by one, of 60 rows; far more before.
     assert max(each.abs().max() for each in gradient) < 3
     assert 0.05 < likelihood.noise.sqrt().item() < 0.2
-    lengthscales = [layer.kernel.base_kernel.lengthscale for layer in model.layers]
+    lengthscales = [trainable_lengthscales(each.kernel)[0].lengthscale for each in model.layers]
     assert lengthscales[-1][0, 0] < 0.5 * lengthscales[-1][0, 1]
     for each in lengthscales[:-1]:
         torch.testing.assert_close(each, lengthscales[-1])

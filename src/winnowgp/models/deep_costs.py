@@ -37,9 +37,8 @@ def deep_predict_us(model: DeepGP, sizes: Sequence[int], *, samples: int) -> flo
         samples: number of samples propagated for each row.
     """
     generator = torch.Generator().manual_seed(0)
-    layers = []
+    layers, like = [], model.layers[0].candidates
     for layer, M in zip(model.layers, sizes, strict=True):
-        like = layer.candidates
         points = torch.randn(M, layer.D, generator=generator, dtype=like.dtype).to(like.device)
         eye = torch.eye(M, dtype=like.dtype, device=like.device)
         zeros = points.new_zeros(M, layer.P)
