@@ -98,10 +98,8 @@ def two_pass_bound(
         NotPositiveDefiniteError: K_uu or B cannot be factorised.
     """
     chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, keep=keep, dtype=dtype)
-    L_inverse = chunks.L_inverse
-    groups = noise_groups(blocks.groups, noise)
-    sums = iter(_accumulate(chunks, mean, groups))
-    terms = [_GroupTerm.of(group, sums, L_inverse, blocks.observations) for group in groups]
+    L_inverse, terms = chunks.L_inverse, _group_terms(chunks, mean, noise)
+    groups = [term.group for term in terms]
     value = _total([term.value for term in terms])
     noise_gradient = gathered_noise(noise, [(t.group, t.noise_gradient) for t in terms])
     # ∂F/∂K_uu = −½ L⁻ᵀ [P(C/σ² − I + B⁻¹) + ββᵀ] L⁻¹
@@ -125,6 +123,29 @@ def two_pass_bound(
     split = len(pulled) - len(mean.pulled())
     gradient = kernel.gradient(pulled[:split], Kuu_gradient)
     return BoundGradient(value, noise_gradient, pulled[split:], gradient)
+
+
+@torch.no_grad()
+def one_pass_bound(
+    kernel: row_blocks.ChunkedKernel,
+    blocks: row_blocks.RowBlocks,
+    *,
+    mean: ChunkedMean,
+    noise: TargetNoise,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, ""]:
+    """Return the value of `two_pass_bound` without its gradient, in less than half of the time."""
+    chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, keep=0, dtype=dtype)
+    return _total([term.value for term in _group_terms(chunks, mean, noise)])
+
+
+def _group_terms(
+    chunks: row_blocks.WhitenedChunks, mean: ChunkedMean, noise: TargetNoise
+) -> "list[_GroupTerm]":
+    groups = noise_groups(chunks.blocks.groups, noise)
+    sums = iter(_accumulate(chunks, mean, groups))
+    N = chunks.blocks.observations
+    return [_GroupTerm.of(group, sums, chunks.L_inverse, N) for group in groups]
 
 
 def _accumulate(

@@ -31,7 +31,7 @@ from winnowgp.bounds.evidence import (
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
-from winnowgp.bounds.two_pass import two_pass_bound
+from winnowgp.bounds.two_pass import one_pass_bound, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.data.target_groups import target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
@@ -370,7 +370,8 @@ class SparseGP(InducingModel):
 
     def _dense_evidence(self, data: Dataset, max_rows: int | None) -> Evidence | None:
         """Return the evidence from K_ff, or None if that is not affordable or K̂ is singular."""
-        model = deepcopy(self).double()
+        # A copy takes longer than the evidence of few rows.
+        model = self if self.candidates.dtype == torch.float64 else deepcopy(self).double()
         device = model.candidates.device
         limit = exact_rows(device) if max_rows is None else max_rows
         groups = gaussian_rows(
@@ -462,14 +463,14 @@ class ChunkedBound:
         """Return the bound in nats, differentiable in all parameters."""
         chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
         row_mean, more = chunked_mean(mean)
+        if not torch.is_grad_enabled():
+            return one_pass_bound(
+                chunked, self.blocks, mean=row_mean, noise=noise, dtype=self.dtype
+            )
 
         def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
             result = two_pass_bound(
-                chunked,
-                self.blocks,
-                mean=row_mean,
-                noise=noise.detach(),
-                dtype=self.dtype,
+                chunked, self.blocks, mean=row_mean, noise=noise.detach(), dtype=self.dtype
             )
             return unpacked(result)
 
