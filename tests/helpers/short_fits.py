@@ -81,6 +81,6 @@ def shortest_fits() -> Iterator[None]:
     """In it, in addition, estimators do not compare starts, do not ask held-out rows whether a
     model is better than a constant, and refit no smaller models."""
     with short_fits(starts=0, sizes=0), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[0])
+        patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[:1])
         patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial: initial)
         yield

@@ -98,8 +98,8 @@ def two_pass_bound(
         NotPositiveDefiniteError: K_uu or B cannot be factorised.
     """
     chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, keep=keep, dtype=dtype)
-    L_inverse = chunks.L_inverse
-    groups, terms = _first_pass(chunks, mean, noise)
+    L_inverse, terms = chunks.L_inverse, _group_terms(chunks, mean, noise)
+    groups = [term.group for term in terms]
     value = _total([term.value for term in terms])
     noise_gradient = gathered_noise(noise, [(t.group, t.noise_gradient) for t in terms])
     # ∂F/∂K_uu = −½ L⁻ᵀ [P(C/σ² − I + B⁻¹) + ββᵀ] L⁻¹
@@ -134,18 +134,18 @@ def one_pass_bound(
     noise: TargetNoise,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the value of `two_pass_bound` without its gradient, in half the time."""
-    chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, dtype=dtype)
-    return _total([term.value for term in _first_pass(chunks, mean, noise)[1]])
+    """Return the value of `two_pass_bound` without its gradient, in less than half of the time."""
+    chunks = row_blocks.WhitenedChunks.for_gradients(kernel, blocks, keep=0, dtype=dtype)
+    return _total([term.value for term in _group_terms(chunks, mean, noise)])
 
 
-def _first_pass(
+def _group_terms(
     chunks: row_blocks.WhitenedChunks, mean: ChunkedMean, noise: TargetNoise
-) -> tuple[Sequence[NoiseGroup], list["_GroupTerm"]]:
-    """Return the groups of targets and their terms of the bound."""
-    groups, N = noise_groups(chunks.blocks.groups, noise), chunks.blocks.observations
+) -> "list[_GroupTerm]":
+    groups = noise_groups(chunks.blocks.groups, noise)
     sums = iter(_accumulate(chunks, mean, groups))
-    return groups, [_GroupTerm.of(group, sums, chunks.L_inverse, N) for group in groups]
+    N = chunks.blocks.observations
+    return [_GroupTerm.of(group, sums, chunks.L_inverse, N) for group in groups]
 
 
 def _accumulate(

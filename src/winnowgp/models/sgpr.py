@@ -369,7 +369,9 @@ class SparseGP(InducingModel):
 
     def _dense_evidence(self, data: Dataset, max_rows: int | None) -> Evidence | None:
         """Return the evidence from K_ff, or None if that is not affordable or K̂ is singular."""
-        model = kernels.copy_module(self).double()
+        # A copy takes longer than the evidence of few rows.
+        exact = self.candidates.dtype == torch.float64
+        model = self if exact else kernels.copy_module(self).double()
         device = model.candidates.device
         limit = exact_rows(device) if max_rows is None else max_rows
         groups = gaussian_rows(

@@ -60,7 +60,7 @@ class FastSchedule(Schedule):
     """Largest number of iterations of one L-BFGS run; 1000 if None, 300 for a GP-LVM."""
     gain: float | None = None
     """The last L-BFGS run ends once twenty iterations together gain fewer nats per observation;
-    2e-5 if None, 3e-6 per entry for a GP-LVM."""
+    5e-6 if None, 3e-6 per entry for a GP-LVM."""
     selection_rows: int = 4000
     """Number of rows that candidates are drawn from, and that starts are compared on."""
     inclusion_steps: int = 60
@@ -139,7 +139,7 @@ class FastSchedule(Schedule):
             n_candidates=self.n_candidates,
             rounds=self.rounds,
             iterations=self.iterations or 1000,
-            gain=2e-5 if self.gain is None else self.gain,
+            gain=5e-6 if self.gain is None else self.gain,
             selection_rows=self.selection_rows,
             inclusion_steps=self.inclusion_steps,
             kernels=self.kernels,

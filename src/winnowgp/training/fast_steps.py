@@ -246,7 +246,7 @@ class FastSteps(Generic[Model]):
 
     def best_start(self, M: int) -> tuple[Model, float]:
         """Return the best of several starts with M points, optimised on all rows."""
-        start = self.successive_halving(self.starts(M), on=self.data, iterations=50)
+        (start,) = self.successive_halving(self.starts(M), on=self.data, iterations=50)
         return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
 
     def shrunk(self, fitted: Model, M: int) -> tuple[Model, float]:
@@ -427,14 +427,22 @@ class FastSteps(Generic[Model]):
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
-    def successive_halving(self, starts: list[Model], *, on: Source, iterations: int) -> Model:
-        """Return the best start after rounds that each drop the worse half."""
-        while len(starts) > 1:
+    def successive_halving(
+        self, starts: list[Model], *, on: Source, iterations: int, count: int = 1
+    ) -> list[Model]:
+        """Return the best starts after rounds that each drop the worse half, the best first.
+
+        Args:
+            iterations: L-BFGS iterations of the first round; twice as many in each further one.
+            count: number of starts that remain.
+        """
+        while len(starts) > count:
             results = [self._shortly(start, on, iterations) for start in starts]
             results.sort(key=lambda result: -self.objective(*result))
-            count = (len(starts) + 1) // 2 if len(starts) > 2 else 1
-            starts, iterations = [model for model, _ in results[:count]], 2 * iterations
-        return starts[0]
+            half = (len(starts) + 1) // 2 if len(starts) > 2 else 1
+            starts = [model for model, _ in results[: max(half, count)]]
+            iterations = 2 * iterations
+        return starts
 
     def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
         stop = Stop(3e-4 * on.observations, 20, iterations)
