@@ -9,7 +9,7 @@ INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 # the installation.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test lint format types unit slow coverage hooks structure bench peers noise-peers docs dist clean
+.PHONY: demo test lint format types unit slow coverage hooks structure bench peers agreement noise-peers docs dist clean
 .DEFAULT_GOAL := test
 
 # Dependency groups need pip 25.1 or later; Python 3.11 comes with an older one.
@@ -78,6 +78,19 @@ peers: $(PEERS)/.venv-gpflow/.installed $(PEERS)/.venv-gpytorch/.installed
 	    --dataset $$data --start kmeans --points $(SWEEP) --seed 0 \
 	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
 	done
+
+# Bounds and predictions of GPflow, GPyTorch and GPJax at the parameters of ours; five minutes.
+CASES := reproduced/agreement.npz
+AGREEMENT := benchmarks/results/agreement
+agreement: $(INSTALLED) $(foreach peer,gpflow gpytorch gpjax,$(PEERS)/.venv-$(peer)/.installed)
+	$(BIN)/python benchmarks/agreement.py --cases $(CASES)
+	for peer in gpflow gpytorch gpjax; do \
+	  for dtype in float64 float32; do \
+	    $(PEERS)/.venv-$$peer/bin/python $(PEERS)/$${peer}_agreement.py $(CASES) \
+	      $(AGREEMENT)/$$peer-$$dtype.jsonl --dtype $$dtype || exit 1; \
+	  done; \
+	done
+	$(BIN)/python benchmarks/agreement.py --summary
 
 # GPBoost and CatBoost on tables whose noise varies; half an hour on two cores.
 noise-peers: $(INSTALLED) $(PEERS)/.venv-gpboost/.installed $(PEERS)/.venv-catboost/.installed
