@@ -81,7 +81,7 @@ def test_other_objective_raises() -> None:
 def test_samples_on_a_gpu_equal_those_on_the_cpu() -> None:
     x = torch.linspace(0, 5, 60, dtype=torch.float64)[:, None]
     samples = []
-    for device in ("cpu", "cuda"):
+    for device in (torch.device("cpu"), torch.device("cuda")):
         model = SparseGP(ScaleKernel(RBFKernel()), x[::4], noise=0.1).requires_grad_(False)
         statistics = model.to(device).subset_statistics(Dataset(x, torch.sin(3 * x)).to(device))
         with warnings.catch_warnings():

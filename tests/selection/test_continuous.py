@@ -227,9 +227,11 @@ def test_sample_locations_matches_quadrature() -> None:
 
 
 def test_model_locations_match_dense_bound_and_gradient() -> None:
-    model = SparseGP(ScaleKernel(RBFKernel()), OBJECTIVE.x[:1], noise=OBJECTIVE.noise)
-    model.kernel.initialize(outputscale=1.0)
-    model.kernel.base_kernel.initialize(lengthscale=0.5)
+    stationary = RBFKernel()
+    kernel = ScaleKernel(stationary)
+    kernel.initialize(outputscale=1.0)
+    stationary.initialize(lengthscale=0.5)
+    model = SparseGP(kernel, OBJECTIVE.x[:1], noise=OBJECTIVE.noise)
     locations = ModelLocations(model, Dataset(OBJECTIVE.x, OBJECTIVE.y))
     Z = torch.tensor([[0.3], [1.4]], dtype=torch.float64)
     for points in (Z, Z[:0]):
