@@ -1,6 +1,7 @@
 """`posterior="mean-field" | "determinantal" | "gibbs"` of estimators, tables and commands."""
 
 import json
+import runpy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.data import Dataset
 from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.estimators.export import export_numpy
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
@@ -92,6 +94,19 @@ def test_gibbs_predictions_average_over_subsets(models) -> None:
     )
     for kind in ("mean-field", "determinantal"):
         assert isinstance(models[kind].posterior_, Posterior)
+
+
+def test_intervals_samples_and_exports_are_those_of_the_mixture(models, tmp_path: Path) -> None:
+    model = models["gibbs"]
+    outputs = runpy.run_path(str(export_numpy(model, tmp_path / "m.py")))["predict"](X)
+    mean, sd = model.predict(X, return_std=True)
+    np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-6)
+    np.testing.assert_allclose(np.sqrt(outputs["variance"]), sd, rtol=1e-6)
+    lower, upper = model.predict_interval(X, 0.9)
+    assert (lower < mean).all()
+    assert (mean < upper).all()
+    drawn = model.sample_functions(3, random_state=0)(X[:4])
+    assert np.isfinite(drawn).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

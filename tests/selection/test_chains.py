@@ -1,13 +1,18 @@
 """Chains of subsets that move in place, against bounds and gains of the same subsets."""
 
+import warnings
 from itertools import cycle, islice
 
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from helpers.selection_problems import problem
-from winnowgp.errors import InputError
-from winnowgp.selection import SubsetStatistics, chains
+from winnowgp.data import Dataset
+from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.models import SparseGP
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
+from winnowgp.selection import SubsetStatistics, chains, sample_subsets
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.statistics import SummedStatistics
@@ -70,3 +75,26 @@ def test_other_objective_raises() -> None:
 
     with pytest.raises(InputError, match="Other"):
         Chains.at(Other(), torch.zeros(1, 3, dtype=torch.bool))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.gpu
+def test_samples_on_a_gpu_equal_those_on_the_cpu() -> None:
+    x = torch.linspace(0, 5, 60, dtype=torch.float64)[:, None]
+    samples = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        model = SparseGP(ScaleKernel(RBFKernel()), x[::4], noise=0.1).requires_grad_(False)
+        statistics = model.to(device).subset_statistics(Dataset(x, torch.sin(3 * x)).to(device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            samples.append(
+                sample_subsets(
+                    statistics,
+                    prior=SquaredCardinality(15, 0.1),
+                    generator=torch.Generator().manual_seed(0),
+                    sweeps=6,
+                    reference=Bernoulli(torch.zeros(15, dtype=torch.float64)),
+                    betas=(1.0, 0.5),
+                )
+            )
+    assert torch.equal(samples[0].masks, samples[1].masks)
+    torch.testing.assert_close(samples[0].inclusion, samples[1].inclusion)

@@ -8,6 +8,7 @@ from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
+from winnowgp.models.locations import ModelLocations
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
@@ -28,6 +29,7 @@ __all__ = [
     "Latents",
     "LogVarianceLikelihood",
     "MixturePosterior",
+    "ModelLocations",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",

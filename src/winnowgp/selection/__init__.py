@@ -7,11 +7,19 @@
 - `natural`: inclusion probabilities fitted by natural gradients;
 - `gibbs`, `chains` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
 - `annealing`: the evidence of the optimal q(Z), which no q exceeds;
+- `continuous`: samples of inducing points at arbitrary locations;
 - `determinantal_fit`: a q(Z) with repulsion between similar candidates;
 - `subset_posterior`: the q(Z) of a fit, of any of these kinds.
 """
 
 from winnowgp.selection.annealing import SubsetEvidence, subset_evidence
+from winnowgp.selection.continuous import (
+    Box,
+    LocationDensity,
+    LocationSamples,
+    RowDensity,
+    sample_locations,
+)
 from winnowgp.selection.determinantal_fit import DeterminantalFit, fit_determinantal
 from winnowgp.selection.frontier import (
     Frontier,
@@ -37,10 +45,14 @@ from winnowgp.selection.subset_posterior import SubsetPosterior
 from winnowgp.selection.subset_samples import SubsetSamples
 
 __all__ = [
+    "Box",
     "DeterminantalFit",
     "Frontier",
+    "LocationDensity",
+    "LocationSamples",
     "MarginalGainObjective",
     "RelaxedObjective",
+    "RowDensity",
     "SearchObjective",
     "Selection",
     "SizeFrontier",
@@ -58,6 +70,7 @@ __all__ = [
     "fit_inclusion",
     "forward_selection",
     "local_search",
+    "sample_locations",
     "sample_subsets",
     "search_frontier",
     "subset_evidence",

@@ -2,8 +2,8 @@
 
 Each chain has the rows of an `elimination.EliminationState`: residuals of the candidates outside
 its subset and duals of those inside, in two geometries. A move changes one candidate per chain, in
-all chains at once and in place: one call moves hundreds of chains on a GPU, and saves the overhead
-of small matrices on a CPU.
+all chains at once and in place, on the device of the statistics. This saves the overhead of small
+matrices.
 """
 
 from dataclasses import dataclass

@@ -205,8 +205,8 @@ def sample_subsets(
     """Sample the optimal q*(Z) ∝ p(Z) exp L(Z) by Gibbs sweeps, in several chains.
 
     Each chain makes `burn_in` sweeps that are discarded and `sweeps` that are kept. All chains move
-    at once, on the device of the statistics: hundreds of them take little longer than one on a GPU.
-    A `ConvergenceWarning` says so if the chains disagree or hold too few independent samples.
+    at once, on the device of the statistics. A `ConvergenceWarning` says so if the chains disagree
+    or hold too few independent samples.
 
     With several `betas`, each chain is a ladder of tempered copies that exchange their subsets
     (parallel tempering); only samples of β = 1 are kept. The time grows with the number of betas.
