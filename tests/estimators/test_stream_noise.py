@@ -139,7 +139,7 @@ def test_partial_fit_other_noise_than_before_is_an_error() -> None:
     assert vars(model) == {**before, "noise": "known"}
     with shortest_fits():
         two = SparseGPRegressor("rbf", random_state=0, max_points=4).fit(X, np.stack([y, -y], 1))
-    with pytest.raises(InputError, match="likelihood of the earlier batches"):
+    with pytest.raises(InputError, match="needs the likelihood of the earlier fit"):
         two.set_params(noise="shared").partial_fit(X, np.stack([y, -y], 1))
 
 

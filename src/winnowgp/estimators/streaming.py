@@ -25,7 +25,12 @@ from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
-from winnowgp.estimators.sparse import SparseEstimator, mean_from, selection_goal
+from winnowgp.estimators.sparse import (
+    SparseEstimator,
+    copy_parameters,
+    mean_from,
+    selection_goal,
+)
 from winnowgp.estimators.stream_records import (
     CONSTANT_ROWS,
     BatchRecord,
@@ -377,7 +382,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            _copy_parameters(name, getattr(model, name), getattr(posterior, name))
+            fitted = getattr(posterior, name)
+            copy_parameters(name, getattr(model, name), fitted, user="partial_fit")
         model.candidates.requires_grad_(False)
         return model
 
@@ -462,40 +468,7 @@ def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: 
     if memory.observations - rows.observations <= 1e-9 * memory.observations:
         return 0.0
     own = OnlineGP.start(held.online.model, outputs=rows.P).after(rows).memory
-    return OnlineGP(model, _without(memory, own)).at_memory().remembered_bound()
-
-
-def _without(memory: Memory, rows: Memory) -> Memory:
-    """Return the memory of a constant without some of its rows."""
-    fixed = memory.fixed
-    if fixed is not None and rows.fixed is not None:
-        fixed = _without(fixed, rows.fixed)
-    residual, N = memory.residual - rows.residual, max(memory.N - rows.N, 0.0)
-    return replace(memory, residual=residual, N=N, fixed=fixed)
-
-
-def _copy_parameters(name: str, new: torch.nn.Module, fitted: torch.nn.Module) -> None:
-    """Set parameters to those of a fitted module; priors may differ.
-
-    Raises:
-        InputError: the module is another one than in the fit.
-    """
-    own, values = dict(new.named_parameters()), dict(fitted.named_parameters())
-    shapes = [{key: value.shape for key, value in each.items()} for each in (own, values)]
-    if type(new) is not type(fitted) or shapes[0] != shapes[1]:
-        raise InputError(
-            f"`partial_fit` needs the {name} of the earlier batches, a {type(fitted).__name__} "
-            f"with parameters {_described(shapes[1])}; the estimator's parameters now ask for a "
-            f"{type(new).__name__} with {_described(shapes[0])}. Set them back, or fit all rows "
-            "together."
-        )
-    with torch.no_grad():
-        for key, parameter in own.items():
-            parameter.copy_(values[key])
-
-
-def _described(shapes: Mapping[str, torch.Size]) -> str:
-    return ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items()) or "none"
+    return OnlineGP(model, memory.without(own)).at_memory().remembered_bound()
 
 
 def batches_of(source: Source) -> Iterator[Dataset]:
