@@ -118,7 +118,7 @@ class StreamRecord:
     """Number of observations in all batches."""
     remembered: float
     """Number of observations, each multiplied by what forgetting has left of it; NaN if targets
-    were missing."""
+    were missing, or if a model with known noise was resized."""
     count: int
     """Number of batches."""
     given_up: float

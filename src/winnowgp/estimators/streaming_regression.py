@@ -13,6 +13,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset, Source
+from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.numeric_targets import NumericTargets
@@ -82,7 +83,6 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         return map(self._standardised, batches_of(source)), source
 
     def _note_rows(self, rows: Source) -> None:
-        """Note what later batches need to know of the rows of a fit, whose targets are scaled."""
         if self._stream is None:
             return
         if isinstance(rows, Dataset) and not rows.complete:
@@ -94,18 +94,20 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
 
     def _memory_of(self, rows: Source) -> Memory:
         """Return what the inducing points remember of rows, at the fitted hyper-parameters."""
-        posterior = self.posterior_
-        if isinstance(posterior, MixturePosterior):
-            posterior = posterior.mode
+        posterior = self._mode
         model = SparseGP(
             deepcopy(posterior.kernel),
             posterior.Z,
             mean=posterior.mean,
             noise=posterior.likelihood.noise.item(),
         )
+        if isinstance(rows, StandardisedSource):
+            parts = map(self._standardised, batches_of(rows.source))
+        else:
+            parts = (replace(p, X=self._x_scaler.forward(p.X)) for p in batches_of(rows))
         online = OnlineGP.start(model, outputs=rows.P)
-        for part in batches_of(rows):
-            online = online.after(replace(part, X=self._x_scaler.forward(part.X)))
+        for part in parts:
+            online = online.after(part)
         return online.memory
 
     def _check_stream(self, X: Any, y: Any) -> None:
