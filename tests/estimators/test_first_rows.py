@@ -122,9 +122,10 @@ def test_first_rows_of_a_constant_are_the_latest(monkeypatch: pytest.MonkeyPatch
     assert first.waiting == 4
     assert first.is_search_due(32.0)
     assert not first.is_search_due(32.1)
-    monkeypatch.setattr(stream_records, "FIRST_ROWS", 5)
-    assert first.is_search_due(12.0)
-    assert not first.is_search_due(12.1)
+    with monkeypatch.context() as few:
+        few.setattr(stream_records, "FIRST_ROWS", 5)
+        assert first.is_search_due(12.0)
+        assert not first.is_search_due(12.1)
     latest = first.kept(6.0, constant=True)
     assert latest is not None
     assert latest.rows.X.flatten().tolist() == [3, 4, 5, 6, 7]
