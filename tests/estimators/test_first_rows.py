@@ -99,11 +99,12 @@ def test_classifier_sorted_stream_finds_the_function_of_all_rows() -> None:
     with shortest_fits():
         model.partial_fit(X[:20], y[:20])
         assert model.n_inducing_ == 0
-        model.partial_fit(X[20:24], y[20:24])
+        # Less than an eighth of the rows are new.
+        model.partial_fit(X[20:22], y[20:22])
         first = kept(model)
         assert first is not None
-        assert (first.rows.N, first.waiting) == (24, 4)
-        model.partial_fit(X[24:], y[24:])
+        assert (first.rows.N, first.waiting) == (22, 2)
+        model.partial_fit(X[22:], y[22:])
     assert model.n_inducing_
     assert model.score(X[1:], y[1:]) > 0.9
     posterior = model.posterior_
@@ -119,8 +120,12 @@ def test_first_rows_of_a_constant_are_the_latest(monkeypatch: pytest.MonkeyPatch
     X = torch.arange(8.0, dtype=torch.float64)[:, None]
     first = FirstRows(Dataset(X[:4], X[:4]), 0.0).forget(0.5).plus(Dataset(X[4:], X[4:]))
     assert first.waiting == 4
-    assert first.is_search_due(12.0)
-    assert not first.is_search_due(12.1)
+    assert first.is_search_due(32.0)
+    assert not first.is_search_due(32.1)
+    with monkeypatch.context() as few:
+        few.setattr(stream_records, "FIRST_ROWS", 5)
+        assert first.is_search_due(12.0)
+        assert not first.is_search_due(12.1)
     latest = first.kept(6.0, constant=True)
     assert latest is not None
     assert latest.rows.X.flatten().tolist() == [3, 4, 5, 6, 7]

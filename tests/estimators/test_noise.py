@@ -410,13 +410,3 @@ def test_warm_start_does_not_add_learnt_noise_to_known() -> None:
         model = SparseGPRegressor("rbf", max_points=5, priors=None, random_state=0).fit(X, y)
         model.set_params(noise="known", warm_start=True).fit(X, y, noise_variance=0.09)
     assert model.noise_[0] < 1e-5
-
-
-def test_partial_fit_of_a_source_with_known_noise_is_refused() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(0, 6, (20, 1))
-    with shortest_fits():
-        model = SparseGPRegressor("rbf", max_points=3, random_state=0).fit(X, X[:, 0])
-    inputs, known = torch.from_numpy(X), torch.full((20,), 9.0, dtype=torch.float64)
-    with pytest.raises(InputError, match="without known noise"):
-        model.partial_fit(Dataset.of(inputs, inputs[:, 0], noise=known))

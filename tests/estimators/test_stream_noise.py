@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helpers.short_fits import shortest_fits
+from helpers.short_fits import short_fits, shortest_fits
 from helpers.stream_batches import batch, first_regressor
 from winnowgp import SparseGPRegressor, load
 from winnowgp.data import Dataset
@@ -66,6 +66,28 @@ def test_partial_fit_known_noise_remembers_it(first: SparseGPRegressor, tmp_path
     after = loaded.partial_fit(X, y, noise_variance=variance).predict(X)
     model.partial_fit(X, y, noise_variance=variance)
     np.testing.assert_allclose(after, model.predict(X), rtol=1e-9)
+
+
+def test_fit_of_a_source_with_known_noise_remembers_it(first: SparseGPRegressor) -> None:
+    X, y, variance = (torch.tensor(part) for part in noisy(0))
+    with shortest_fits():
+        model = SparseGPRegressor("rbf", random_state=0).fit(Dataset.of(X, y, noise=variance))
+    (memory,), (expected,) = model._record().memories, first._record().memories
+    assert memory.fixed is not None
+    assert expected.fixed is not None
+    for a, b in ((memory, expected), (memory.fixed, expected.fixed)):
+        assert pytest.approx(b.N, rel=1e-3) == a.N
+        assert a.residual.item() == pytest.approx(b.residual.item(), rel=1e-3, abs=1e-3)
+
+
+def test_partial_fit_resized_model_with_known_noise_is_refused() -> None:
+    X, y, variance = noisy(0)
+    with short_fits():
+        model = SparseGPRegressor("rbf", random_state=0).fit(X, y, noise_variance=variance)
+    small = model.resized(model.available_sizes_[0])
+    assert small.n_inducing_ < model.n_inducing_
+    with pytest.raises(InputError, match="resized after a fit with known noise"):
+        small.partial_fit(X, y, noise_variance=variance)
 
 
 def test_partial_fit_first_rows_with_known_noise_are_exact() -> None:
@@ -139,7 +161,7 @@ def test_partial_fit_other_noise_than_before_is_an_error() -> None:
     assert vars(model) == {**before, "noise": "known"}
     with shortest_fits():
         two = SparseGPRegressor("rbf", random_state=0, max_points=4).fit(X, np.stack([y, -y], 1))
-    with pytest.raises(InputError, match="likelihood of the earlier batches"):
+    with pytest.raises(InputError, match="needs the likelihood of the earlier fit"):
         two.set_params(noise="shared").partial_fit(X, np.stack([y, -y], 1))
 
 

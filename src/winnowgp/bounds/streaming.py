@@ -106,6 +106,14 @@ class Memory:
             fixed=None if self.fixed is None else self.fixed.forget(factor),
         )
 
+    def without(self, rows: "Memory") -> "Memory":
+        """Return the memory without some of its rows, if it has no points."""
+        fixed = self.fixed
+        if fixed is not None and rows.fixed is not None:
+            fixed = fixed.without(rows.fixed)
+        N = max(self.N - rows.N, 0.0)
+        return replace(self, residual=self.residual - rows.residual, N=N, fixed=fixed)
+
     def to(self, device: torch.device) -> "Memory":
         """Return the memory on another device."""
         Z, A, y, residual = (t.to(device) for t in (self.Z, self.A, self.y, self.residual))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
+from gpytorch.priors import Prior
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -343,8 +344,7 @@ class SparseEstimator(BaseGP, ABC):
                 if name == "likelihood" and getattr(self, "noise", None) == "known":
                     continue  # Its variance is fixed, and not that of the earlier fit.
                 own, earlier = getattr(model, name), getattr(params.earlier, name)
-                check_same_structure(name, own, earlier)
-                own.load_state_dict(earlier.state_dict())
+                copy_parameters(name, own, earlier)
         model.candidates.requires_grad_(params.inducing_points is None)
         return model
 
@@ -474,16 +474,32 @@ class SparseEstimator(BaseGP, ABC):
             )
 
 
-def check_same_structure(name: str, new: torch.nn.Module, earlier: torch.nn.Module) -> None:
-    """Raise an error if a fit cannot begin from the parameters of an earlier one."""
-    shapes = [{k: v.shape for k, v in part.state_dict().items()} for part in (new, earlier)]
+def copy_parameters(
+    name: str, new: torch.nn.Module, earlier: torch.nn.Module, *, user: str = "warm_start"
+) -> None:
+    """Set the parameters of a module to those of an earlier fit; their priors may differ."""
+    check_same_structure(name, new, earlier, user=user)
+    values = dict(earlier.named_parameters())
+    with torch.no_grad():
+        for key, parameter in new.named_parameters():
+            parameter.copy_(values[key])
+
+
+def check_same_structure(
+    name: str, new: torch.nn.Module, earlier: torch.nn.Module, *, user: str = "warm_start"
+) -> None:
+    """Raise an error if `user` cannot begin from the parameters of an earlier fit."""
+    shapes = [{k: v.shape for k, v in part.named_parameters()} for part in (new, earlier)]
     # By name: a loaded module has its parts in another order.
-    kinds = [{n: type(part) for n, part in each.named_modules()} for each in (new, earlier)]
+    kinds = [
+        {n: type(part) for n, part in each.named_modules() if not isinstance(part, Prior)}
+        for each in (new, earlier)
+    ]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
         raise InputError(
-            f"`warm_start` needs the {name} of the earlier fit, {type(earlier).__name__}, for as "
-            f"many columns or classes; got {type(new).__name__} with other parameters. Fit a new "
-            "estimator instead."
+            f"`{user}` needs the {name} of the earlier fit, {type(earlier).__name__}, for as "
+            f"many columns, targets or classes; got {type(new).__name__} with other parameters. "
+            "Set the parameters of the estimator back, or fit a new one."
         )
 
 

@@ -25,8 +25,9 @@ FIRST_ROWS = 256
 CONSTANT_ROWS = 2048
 """Largest number of rows that are kept while a constant explains all of them."""
 
-# Share of the observations that must have arrived since the last search for a function.
-_SHARE = 1 / 3
+# Share of the observations that must have arrived since the last search for a function: of few,
+# which are searched in seconds, and of more than `FIRST_ROWS`.
+_SMALL_SHARE, _SHARE = 1 / 8, 1 / 3
 
 
 @final
@@ -90,7 +91,7 @@ class FirstRows:
 
     def is_search_due(self, N: float) -> bool:
         """Return whether enough of N observations are new to search for a function again."""
-        return self.waiting >= _SHARE * N
+        return self.waiting >= (_SMALL_SHARE if N <= FIRST_ROWS else _SHARE) * N
 
     def kept(self, N: float, *, constant: bool) -> "FirstRows | None":
         """Return the rows that are kept after a batch.
@@ -117,7 +118,7 @@ class StreamRecord:
     """Number of observations in all batches."""
     remembered: float
     """Number of observations, each multiplied by what forgetting has left of it; NaN if targets
-    were missing."""
+    were missing, or if a model with known noise was resized."""
     count: int
     """Number of batches."""
     given_up: float

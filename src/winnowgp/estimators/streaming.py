@@ -26,7 +26,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators.means import mean_from
-from winnowgp.estimators.sparse import SparseEstimator, selection_goal
+from winnowgp.estimators.sparse import SparseEstimator, copy_parameters, selection_goal
 from winnowgp.estimators.stream_records import (
     CONSTANT_ROWS,
     BatchRecord,
@@ -42,7 +42,7 @@ from winnowgp.estimators.validation import (
     positive_number,
 )
 from winnowgp.io.registry import deserialise, serialise
-from winnowgp.models import MixturePosterior, SparseGP, VariationalGP
+from winnowgp.models import MixturePosterior, Posterior, SparseGP, VariationalGP
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
@@ -61,10 +61,8 @@ BATCH_ROWS = 4096
 
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
-
 # Share of the observations that must be new to optimise the hyper-parameters again.
 _NEW = 0.1
-
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
 
@@ -160,9 +158,12 @@ class StreamingEstimator(SparseEstimator, ABC):
 
     def _set_sized(self, sized: SizedModel) -> None:
         super()._set_sized(sized)
-        if self._stream is not None and not isnan(self._stream.remembered):
-            given_up = self.elbo_gap_ * self._stream.remembered
-            self._stream = self._stream.renumbered(self.n_inducing_, given_up=given_up)
+        record = self._stream
+        if record is not None and not isnan(record.remembered):
+            given_up = self.elbo_gap_ * record.remembered
+            self._stream = record.renumbered(self.n_inducing_, given_up=given_up)
+            if any(memory.fixed is not None for memory in record.memories):
+                self._stream = replace(self._stream, remembered=nan)
 
     def _record(self) -> StreamRecord:
         """Return what the estimator has seen; files of earlier versions have it in the frontier."""
@@ -189,8 +190,9 @@ class StreamingEstimator(SparseEstimator, ABC):
             )
         if hasattr(self, "posterior_") and isnan(self._record().remembered):
             raise InputError(
-                "this model was fitted to rows with missing targets, which `partial_fit` would "
-                "mistake for others. Fit all rows together."
+                "this model was fitted to rows with missing targets, or resized after a fit with "
+                "known noise: what it remembers of them is not enough for `partial_fit`. Fit all "
+                "rows together."
             )
         return params
 
@@ -253,7 +255,9 @@ class StreamingEstimator(SparseEstimator, ABC):
         given_up = share * record.given_up
         N = online.memory.observations + data.observations
         data = data.to(params.device)
-        first = self._first_rows(data, params, record)
+        first = None if params.window is not None else record.first
+        if first is not None:
+            first = first.to(params.device).forget(params.forgetting or 1.0).plus(data)
         waiting = share * record.waiting
         learn = first is not None or waiting + data.observations >= _NEW * N
         if online.memory.M == 0:
@@ -318,14 +322,11 @@ class StreamingEstimator(SparseEstimator, ABC):
             self._stream = replace(record, first=rows.kept(record.seen, constant=constant))
         return self
 
-    def _first_rows(
-        self, data: Dataset, params: Parameters, record: StreamRecord
-    ) -> FirstRows | None:
-        """Return the rows that were kept, together with those of a batch; None if none were."""
-        if record.first is None or params.window is not None:
-            return None
-        factor = 1.0 if params.forgetting is None else params.forgetting
-        return record.first.to(params.device).forget(factor).plus(data)
+    @property
+    def _mode(self) -> Posterior:
+        """The posterior at the most probable hyper-parameters."""
+        posterior = self.posterior_
+        return posterior.mode if isinstance(posterior, MixturePosterior) else posterior
 
     def _memories(
         self, model: SparseGP | VariationalGP, params: Parameters, record: StreamRecord
@@ -333,16 +334,11 @@ class StreamingEstimator(SparseEstimator, ABC):
         """Return what is left of earlier rows: one memory, or those of the batches of a window."""
         memories = tuple(memory.to(params.device) for memory in record.memories)
         if not memories:
-            posterior = self.posterior_
-            if isinstance(posterior, MixturePosterior):
-                posterior = posterior.mode
-            posterior = deepcopy(posterior).to(params.device)
-            N = record.remembered
+            posterior, N = deepcopy(self._mode).to(params.device), record.remembered
             memories = (OnlineGP.of(model, posterior, elbo=self.elbo_, N=N).memory,)
         if params.window is not None:
             memories = memories[1 - params.window :]
-        factor = 1.0 if params.forgetting is None else params.forgetting
-        return tuple(memory.forget(factor) for memory in memories)
+        return tuple(memory.forget(params.forgetting or 1.0) for memory in memories)
 
     def _remembered(
         self, online: OnlineGP, memories: tuple[Memory, ...], data: Dataset, params: Parameters
@@ -362,9 +358,7 @@ class StreamingEstimator(SparseEstimator, ABC):
 
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
         """Return a model with the parameters of the posterior, and no candidates."""
-        posterior = self.posterior_
-        if isinstance(posterior, MixturePosterior):
-            posterior = posterior.mode
+        posterior = self._mode
         kernel = deepcopy(posterior.kernel).requires_grad_(True)
         if isinstance(self.kernel, Kernel):
             frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
@@ -378,7 +372,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            _copy_parameters(name, getattr(model, name), getattr(posterior, name))
+            fitted = getattr(posterior, name)
+            copy_parameters(name, getattr(model, name), fitted, user="partial_fit")
         model.candidates.requires_grad_(False)
         return model
 
@@ -395,7 +390,7 @@ class StreamingEstimator(SparseEstimator, ABC):
 
         A constant function has no hyper-parameters to go on with, and the memory without inducing
         points does not know where its rows were: they are noise to any other function. So the rows
-        that are kept are fitted afresh whenever they have grown by half, and their function
+        that are kept are fitted afresh whenever enough of them are new, and their function
         replaces the constant if they are enough of all rows or the ELBO of all rows is higher.
         Otherwise the constant stays, and with it a mean that it learnt.
 
@@ -463,40 +458,7 @@ def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: 
     if memory.observations - rows.observations <= 1e-9 * memory.observations:
         return 0.0
     own = OnlineGP.start(held.online.model, outputs=rows.P).after(rows).memory
-    return OnlineGP(model, _without(memory, own)).at_memory().remembered_bound()
-
-
-def _without(memory: Memory, rows: Memory) -> Memory:
-    """Return the memory of a constant without some of its rows."""
-    fixed = memory.fixed
-    if fixed is not None and rows.fixed is not None:
-        fixed = _without(fixed, rows.fixed)
-    residual, N = memory.residual - rows.residual, max(memory.N - rows.N, 0.0)
-    return replace(memory, residual=residual, N=N, fixed=fixed)
-
-
-def _copy_parameters(name: str, new: torch.nn.Module, fitted: torch.nn.Module) -> None:
-    """Set parameters to those of a fitted module; priors may differ.
-
-    Raises:
-        InputError: the module is another one than in the fit.
-    """
-    own, values = dict(new.named_parameters()), dict(fitted.named_parameters())
-    shapes = [{key: value.shape for key, value in each.items()} for each in (own, values)]
-    if type(new) is not type(fitted) or shapes[0] != shapes[1]:
-        raise InputError(
-            f"`partial_fit` needs the {name} of the earlier batches, a {type(fitted).__name__} "
-            f"with parameters {_described(shapes[1])}; the estimator's parameters now ask for a "
-            f"{type(new).__name__} with {_described(shapes[0])}. Set them back, or fit all rows "
-            "together."
-        )
-    with torch.no_grad():
-        for key, parameter in own.items():
-            parameter.copy_(values[key])
-
-
-def _described(shapes: Mapping[str, torch.Size]) -> str:
-    return ", ".join(f"{key} {list(shape)}" for key, shape in shapes.items()) or "none"
+    return OnlineGP(model, memory.without(own)).at_memory().remembered_bound()
 
 
 def batches_of(source: Source) -> Iterator[Dataset]:

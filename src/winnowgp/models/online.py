@@ -486,17 +486,8 @@ def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
     # Bound and number of the earlier rows do not affect q(f).
     online = OnlineGP.of(model, posterior, elbo=0.0, N=1)
     fresh = data.X[matches(posterior.Z, data.X) < 0].unique(dim=0)
-    L, moments = online.with_candidates(torch.cat([posterior.Z, fresh])).moments(data)
-    q_mean, q_factor = moment_posterior(*moments)
-    return Posterior(
-        posterior.kernel,
-        torch.cat([posterior.Z, fresh]),
-        mean=posterior.mean,
-        likelihood=likelihood,
-        q_mean=q_mean,
-        q_factor=q_factor,
-        L=L,
-    )
+    wider = online.with_candidates(torch.cat([posterior.Z, fresh]))
+    return wider.posterior(*wider.moments(data))
 
 
 def _total(moments: list[Moments]) -> Scalar:
