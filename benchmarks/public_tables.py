@@ -154,7 +154,9 @@ def public_tables(source: Path) -> dict[str, Table]:
 def _numbers(frame: pd.DataFrame, target: str, *left_out: str) -> Table:
     frame = frame.drop(columns=list(left_out))
     strings = frame.select_dtypes(exclude=["number", "bool"])
-    frame = frame.drop(columns=[column for column in strings if strings[column].nunique() > LEVELS])
+    frame = frame.drop(
+        columns=[name for name, count in strings.nunique().items() if count > LEVELS]
+    )
     frame = frame.dropna()
     X = pd.get_dummies(frame.drop(columns=target), drop_first=True, dtype=float).to_numpy(float)
     return Table(X, frame[target].to_numpy(float), min(int(0.8 * len(frame)), MOST))

@@ -119,7 +119,10 @@ def test_known_noise_held_points_equals_all_rows(P: int) -> None:
     model = regression()
     # The second batch has no known noise, so that the memory has both kinds of rows.
     middle = replace(middle, noise=None)
-    every = replace(data, noise=torch.cat([first.noise, 0 * first.noise, last.noise]))
+    assert data.noise is not None
+    noise = data.noise.clone()
+    noise[10:20] = 0.0
+    every = replace(data, noise=noise)
     online = OnlineGP.start(model, outputs=P).after(first).after(middle)
     assert online.memory.observations == pytest.approx(first.observations + middle.observations)
     L, moments = online.moments(last)

@@ -116,8 +116,10 @@ class Noted(Goal):
     def best(self, fits: Sequence[tuple[int, float]], *, N: int | float) -> int:
         return self._tolerance.best(fits, N=N)
 
-    def alphas(self, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
-        return self._tolerance.alphas(frontiers)
+    def alphas(
+        self, frontiers: Sequence[Frontier], prices: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
+        return self._tolerance.alphas(frontiers, prices)
 
 
 def sizes(events: list[Progress]) -> list[int]:

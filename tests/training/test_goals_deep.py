@@ -101,7 +101,7 @@ def test_tolerance_alphas_follow_prices() -> None:
     assert lost(counts) <= 5
     ranges = [range(len(each.bounds)) for each in FRONTIERS]
     others = [list(c) for c in product(*ranges) if lost(list(c)) <= lost(counts)]
-    assert microseconds(tuple(counts)) == pytest.approx(min(microseconds(c) for c in others))
+    assert microseconds(tuple(counts)) == pytest.approx(min(microseconds(tuple(c)) for c in others))
 
 
 @pytest.mark.parametrize("limit", [6.3, 9.0, 20.0, 1e3])

@@ -22,7 +22,7 @@ from winnowgp.estimators.streaming import StreamingEstimator, batches_of, fitted
 from winnowgp.estimators.subset_posterior import refuse_stream
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.observations import LEAST_NOISE
+from winnowgp.models.observations import LEAST_NOISE, target_noise
 from winnowgp.models.online import OnlineGP
 
 NEGLIGIBLE = 2 * LEAST_NOISE
@@ -101,7 +101,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
             deepcopy(posterior.kernel),
             posterior.Z,
             mean=posterior.mean,
-            noise=posterior.likelihood.noise.item(),
+            noise=target_noise(posterior.likelihood).item(),
         )
         if isinstance(rows, StandardisedSource):
             parts = map(self._standardised, batches_of(rows.source))

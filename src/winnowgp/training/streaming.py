@@ -30,6 +30,7 @@ from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.greedy import pivoted_cholesky
+from winnowgp.models.observations import target_noise
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, elimination_frontier
@@ -272,7 +273,8 @@ def _constant_bound(online: OnlineGP, data: Dataset) -> float:
     It has the noise of the model, multiplied by the best factor. What is remembered of known noise
     is not multiplied.
     """
-    memory, noise, P = online.memory, online.model.likelihood.noise, online.memory.P
+    memory, P = online.memory, online.memory.P
+    noise = target_noise(online.model.likelihood)
     variance = noise if data.noise is None else noise + data.noise
     square = (memory.y.square().sum() + memory.residual) / noise
     square = square + data.weighted(data.Y.square() / variance).sum()
