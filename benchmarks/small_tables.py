@@ -139,6 +139,10 @@ def unusual_tables() -> dict[str, Table]:
                 np.sort(rng.uniform(0, 1, size=(rows, 1)), 0),
                 np.arange(rows) / rows + 0.05 * rng.standard_t(2, size=rows),
             ),
+            f"few of many columns, {n}": (
+                np.hstack([Z[:, :2], rng.normal(size=(rows, 38))]),
+                effect + 0.1 * noise,
+            ),
         }
     return {name: Table(X, y, int(name.split(", ")[1])) for name, (X, y) in tables.items()}
 

@@ -273,6 +273,22 @@ def test_leave_one_out_residuals_equal_posteriors_without_each_row(start, data) 
     assert residuals.weights is weights
 
 
+def test_leave_one_out_residuals_show_noise_that_a_flexible_function_follows() -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None]
+    noisy = X[:, 0] > 0.5
+    Y = torch.where(noisy, 1.0, 0.1) * torch.randn(60, generator=g, dtype=torch.float64)
+    rows = Dataset.of(X, Y)
+    model = model_of(X, X[:0]).with_parts(function=SparseGP(kernel_of(0.4, 0.01), X, noise=0.05))
+
+    def ratio(residuals: Dataset) -> float:
+        square = residuals.Y[:, 0].square()
+        return (square[noisy].mean() / square[~noisy].mean()).item()
+
+    assert ratio(model.residuals(rows)) < 2
+    assert ratio(leave_one_out_residuals(model.function, rows)) > 10
+
+
 def test_constructor_wrong_parts_raise(start) -> None:
     kernel, Z = ScaleKernel(RBFKernel()), torch.zeros(2, 1, dtype=torch.float64)
     bernoulli = VariationalGP(kernel, Z, likelihood=BernoulliLikelihood())
