@@ -173,6 +173,18 @@ def test_chunked_bound_equals_ordinary_bound_and_gradients(kernel) -> None:
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
+def test_chunked_bound_without_gradient_has_the_same_value() -> None:
+    rows = data_chunked_bound()
+    gp = model_chunked_bound(ScaleKernel(RBFKernel()), rows)
+    bound = gp.chunked_bound(rows)
+    expected = bound()
+    with torch.no_grad():
+        value = bound()
+    assert expected.requires_grad
+    assert not value.requires_grad
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-13, atol=0)
+
+
 @pytest.mark.parametrize(("chunk", "keep"), [(5, 0), (5, 10**9), (100, 0)])
 def test_chunked_bound_ignores_chunk_and_cache_sizes(chunk: int, keep: int) -> None:
     rows = data_chunked_bound()

@@ -61,8 +61,8 @@ _ROWS_PER_POINT, _CLOSE = 8, 2e-3
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
-# they lack, plus so many nats per observation; rows by which it is computed.
-_QUADRATIC, _EQUAL, _COMPARED = 4.0, 2e-3, 300
+# they lack, plus so many nats per observation, and at most so many; rows by which it is computed.
+_QUADRATIC, _EQUAL, _NEAR, _COMPARED = 4.0, 2e-3, 0.1, 300
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
 
@@ -387,7 +387,8 @@ def approaches(optimum: Optimum[Model], other: Optimum[Model], rows: Dataset) ->
         return False
     missing = (other.objective - optimum.objective) / rows.observations
     part = rows.part(slice(_COMPARED))
-    return divergence(other.model, optimum.model, part) <= part.N * (_QUADRATIC * missing + _EQUAL)
+    most = min(_QUADRATIC * missing + _EQUAL, _NEAR)
+    return divergence(other.model, optimum.model, part) <= most * part.N
 
 
 @torch.no_grad()
