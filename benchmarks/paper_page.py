@@ -3,26 +3,93 @@
     python benchmarks/paper_page.py
 
 Each experiment has a section on the page between `<!-- NAME -->` and `<!-- end -->`, which is
-replaced by its figure and claims. Run `winnow reproduce NAME -o docs/results` first.
+replaced by its figure and claims; the section `verdicts` has a table of all claims. Run
+`winnow reproduce NAME -o docs/results` first, and `winnow reproduce NAME --as released -o
+docs/results` for the runs with the released settings.
 """
 
 import re
 from pathlib import Path
 
+from measure import markdown
 from winnowgp.errors import InputError
-from winnowgp.experiments.base import Scope
+from winnowgp.experiments.base import PROCEDURE_NAMES, RELEASED_NAMES, Experiment, Scope
+from winnowgp.experiments.kin8nm_deep import NAMES as DEEP_NAMES
 from winnowgp.experiments.runner import Reproduction, draw_experiment, select_experiments
+from winnowgp.experiments.sizes import SELECTION_NAMES
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def section(result: Reproduction) -> str:
+COLUMNS = {
+    PROCEDURE_NAMES["paper"]: "printed settings",
+    RELEASED_NAMES["released"]: "released settings",
+    PROCEDURE_NAMES["fast"]: "fast schedule",
+    SELECTION_NAMES["auto"]: "fast schedule, other α",
+    DEEP_NAMES["weighed"]: "fast schedule, other α",
+}
+"""Columns of the table of verdicts, by the procedure that a claim names."""
+
+
+def section(result: Reproduction, released: Reproduction | None = None) -> str:
     """Return the figure, the claims and the number of missing runs as Markdown."""
-    lines = [f"![{result.title}](results/{result.name}.png)", ""]
-    lines += [f"- {line}" for line in result.claims]
+    lines = [f"![{result.title}](results/{Path(result.figure).name})", "", *_lines(result)]
+    if released is not None:
+        lines += ["", "With the released settings:", "", *_lines(released)]
+    return "\n".join(lines)
+
+
+def _lines(result: Reproduction) -> list[str]:
+    lines = [f"- {line}" for line in result.claims]
     if result.missing:
         lines.append(f"- missing: {result.missing} of {result.rows + result.missing} runs")
-    return "\n".join(lines)
+    return lines
+
+
+def parsed_claim(line: str) -> tuple[str, str, str] | None:
+    """Return statement, procedure and verdict of a claim; None if it names no procedure."""
+    found = re.match(r"(agrees|does not agree): (.*)", line)
+    if found is None:
+        return None
+    verdict, text = found.groups()
+    for procedure in sorted(COLUMNS, key=len, reverse=True):
+        statement, comma, evidence = text.partition(f", {procedure} (")
+        if comma and evidence:
+            return statement, procedure, verdict
+    return None
+
+
+def verdict_lines(
+    experiment: Experiment, result: Reproduction, released: Reproduction | None
+) -> list[list[str]]:
+    """Return a line of the table for each claim that is judged for several procedures.
+
+    A released verdict is "not run" without rows, and "–" where no released settings are known or
+    the rows do not suffice to judge the claim. "of N runs" marks verdicts from a part of the runs.
+    """
+    columns = list(dict.fromkeys(COLUMNS.values()))
+    verdicts: dict[str, dict[str, str]] = {}
+    for source in (result, released):
+        if source is None:
+            continue
+        total = source.rows + source.missing
+        part = f" ({source.rows} of {total} runs)" if source.missing else ""
+        for statement, procedure, verdict in filter(None, map(parsed_claim, source.claims)):
+            verdicts.setdefault(statement, {})[COLUMNS[procedure]] = verdict + part
+    lacking = {"released settings": "not run"} if experiment.has_released and not released else {}
+    return [
+        [f"`{experiment.name}`", statement, *({**lacking, **own}.get(c, "–") for c in columns)]
+        for statement, own in verdicts.items()
+    ]
+
+
+def drawn(experiment: Experiment, scope: Scope) -> Reproduction | None:
+    """Draw the figure of an experiment; None if there are too few rows."""
+    try:
+        return draw_experiment(experiment, scope, DOCS / "results")
+    except InputError as error:
+        print(error)
+        return None
 
 
 def replace_section(page: str, name: str, content: str) -> str:
@@ -38,14 +105,17 @@ def main() -> None:
     """Update every section of the page."""
     path = DOCS / "paper.md"
     page = path.read_text(encoding="utf-8")
+    table: list[list[str]] = []
     for experiment in select_experiments("all"):
-        try:
-            result = draw_experiment(experiment, Scope(), DOCS / "results")
-        except InputError as error:
-            print(error)
+        result = drawn(experiment, Scope())
+        if result is None:
             continue
-        page = replace_section(page, experiment.name, section(result))
+        released = drawn(experiment, Scope(released=True)) if experiment.has_released else None
+        page = replace_section(page, experiment.name, section(result, released))
+        table += verdict_lines(experiment, result, released)
         print(f"{experiment.name}: {len(result.claims)} claims")
+    header = ["experiment", "claim", *dict.fromkeys(COLUMNS.values())]
+    page = replace_section(page, "verdicts", markdown(header, table))
     path.write_text(page, encoding="utf-8")
 
 

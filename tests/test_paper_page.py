@@ -1,26 +1,75 @@
 """The script that writes figures and claims into the page on the paper, on made-up results."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.toy_experiment import Toy
 from winnowgp.errors import InputError
 from winnowgp.experiments.runner import Reproduction
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "paper_page.py"))
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+SCRIPT = runpy.run_path(str(BENCHMARKS / "paper_page.py"))
+sys.path.remove(str(BENCHMARKS))
 PAGE = "text\n<!-- a -->\nold\n<!-- end -->\nmore\n<!-- b -->\nkept\n<!-- end -->\n"
 
 
-def result(missing: int) -> Reproduction:
-    claims = ["agrees: one (1)", "does not agree: two (2)"]
-    return Reproduction("a", "figure a", "a.jsonl", "a.png", 4, missing, "", claims)
+def result(missing: int, *claims: str) -> Reproduction:
+    lines = list(claims or ("agrees: one (1)", "does not agree: two (2)"))
+    return Reproduction("a", "figure a", "a.jsonl", "folder/a.png", 4, missing, "", lines)
 
 
 def test_section_has_figure_claims_and_missing_runs() -> None:
     complete = "![figure a](results/a.png)\n\n- agrees: one (1)\n- does not agree: two (2)"
     assert SCRIPT["section"](result(missing=0)) == complete
     assert SCRIPT["section"](result(missing=2)) == f"{complete}\n- missing: 2 of 6 runs"
+
+
+def test_section_lists_claims_of_released_settings() -> None:
+    text = SCRIPT["section"](result(0), result(1, "agrees: three (3)"))
+    *_, title, _, line, missing = text.splitlines()
+    assert title == "With the released settings:"
+    assert (line, missing) == ("- agrees: three (3)", "- missing: 1 of 5 runs")
+
+
+def test_parsed_claim_finds_the_longest_procedure() -> None:
+    parsed = SCRIPT["parsed_claim"]
+    line = (
+        "agrees: fewer, and better, the fast schedule with automatic α (1, the fast schedule (2))"
+    )
+    assert parsed(line) == ("fewer, and better", "the fast schedule with automatic α", "agrees")
+    line = "does not agree: more, the released settings (1)"
+    assert parsed(line) == ("more", "the released settings", "does not agree")
+    assert parsed("agrees: comparable (1)") is None
+    assert parsed("test log density: 1, the fast schedule (2)") is None
+
+
+def test_verdict_lines_says_not_run_and_how_much_was_run(tmp_path: Path) -> None:
+    class Released(Toy):
+        name = "a"
+        has_released = True
+
+    printed = result(
+        0,
+        "agrees: fewer, the paper's procedure (1)",
+        "does not agree: fewer, the fast schedule (2)",
+        "agrees: better, the fast schedule, α by cost (3)",
+        "agrees: comparable (4)",
+    )
+    lines = SCRIPT["verdict_lines"]
+    experiment = Released(tmp_path / "log")
+    assert lines(experiment, printed, None) == [
+        ["`a`", "fewer", "agrees", "not run", "does not agree", "–"],
+        ["`a`", "better", "–", "not run", "–", "agrees"],
+    ]
+    part = result(6, "does not agree: fewer, the released settings (1)")
+    first, second = lines(experiment, printed, part)
+    assert first[3] == "does not agree (4 of 10 runs)"
+    assert second[3] == "–"
+    assert [line[3] for line in lines(Toy(tmp_path / "log"), printed, None)] == ["–", "–"]
 
 
 def test_replace_section_changes_only_its_section() -> None:

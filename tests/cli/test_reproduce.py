@@ -39,6 +39,8 @@ def test_reproduce_without_a_name_lists_experiments(capsys) -> None:
     [
         (["figure-9"], "must be all or one of illustration, noise"),
         (["noise", "--device", "tpu"], "must be cpu or cuda; got 'tpu'"),
+        (["noise", "--as", "printed-twice"], "`--as` must be printed or released; got 'printed-tw"),
+        (["noise", "gplvm", "--as", "released"], "noise: no released settings are known; `--as "),
         (["noise", "-o", "taken/deeper"], "must be a folder that can be written to"),
         (["noise", "--only-draw", "-o", "empty"], "has no rows of these settings"),
     ],
@@ -53,6 +55,20 @@ def test_reproduce_invalid_input_is_one_line(
     assert message in output
     assert output.count("\n") == 1
     assert not (tmp_path / "empty").exists()
+
+
+def test_reproduce_all_as_released_runs_those_that_have_released_settings(
+    tmp_path: Path, monkeypatch, capsys, log: Path
+) -> None:
+    class Released(Toy):
+        name = "other"
+        has_released = True
+
+    known(monkeypatch, Toy(log), Released(log))
+    options = ["--seeds", "1", "--jobs", "1", "-o", str(tmp_path), "--as", "released"]
+    assert run(["reproduce", "all", *options]) == 0
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["other-released.jsonl"]
+    assert "toy" not in capsys.readouterr().out
 
 
 def test_reproduce_writes_rows_figure_claims_and_never_repeats_runs(

@@ -30,6 +30,15 @@ def reproduce(
         int | None,
         typer.Option(min=1, help="Number of repetitions; by default that of the experiment."),
     ] = None,
+    settings_as: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="SETTINGS",
+            help="Settings of the paper's procedure: printed in the paper, or released in the "
+            "scripts of its authors (stored in NAME-released.jsonl).",
+        ),
+    ] = "printed",
     device: Annotated[str, typer.Option(help="Where to compute: cpu or cuda.")] = "cpu",
     jobs: Annotated[
         int | None,
@@ -53,14 +62,19 @@ def reproduce(
     run the same command again to resume. Quick runs are stored in NAME-quick.jsonl.
     """
     from winnowgp.experiments.base import Scope
-    from winnowgp.experiments.runner import check_tables, select_experiments
+    from winnowgp.experiments.runner import check_released, check_tables, select_experiments
 
+    if settings_as not in ("printed", "released"):
+        raise InputError(f"`--as` must be printed or released; got {settings_as!r}.")
     if not names:
         _list(select_experiments("all"), json=json)
         return
     experiments = select_experiments(*names)
     _check_device(device)
-    scope = Scope(quick=quick, seeds=seeds, device=device)
+    scope = Scope(quick=quick, seeds=seeds, device=device, released=settings_as == "released")
+    if scope.released and "all" in names:
+        experiments = [experiment for experiment in experiments if experiment.has_released]
+    check_released(experiments, scope)
     if not only_draw:
         check_tables(experiments, scope, output)
         checked_folder(output)

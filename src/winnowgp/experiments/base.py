@@ -11,11 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.experiments.runs import Row
+from winnowgp.gradients import ScoreFunction
 from winnowgp.plots import Curve
 from winnowgp.plots.style import COLOURS
 
 PROCEDURE_NAMES = {"paper": "the paper's procedure", "fast": "the fast schedule"}
-PROCEDURE_COLOURS = {"paper": COLOURS["posterior"], "fast": COLOURS["inclusion"]}
+RELEASED_NAMES = {"released": "the released settings"}
+"""Runs of the paper's procedure with the settings of the scripts that its authors released."""
+PROCEDURE_COLOURS = {
+    "paper": COLOURS["posterior"],
+    "fast": COLOURS["inclusion"],
+    "released": COLOURS["posterior"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,8 @@ class Scope:
     seeds: int | None = None
     """Number of repetitions; None for the default of the experiment."""
     device: str = "cpu"
+    released: bool = False
+    """Run the paper's procedure with the released settings instead of the printed ones."""
 
 
 class Experiment(ABC):
@@ -44,6 +53,8 @@ class Experiment(ABC):
     """Data sets that the runs need, by the names that `load_table` takes."""
     folds: ClassVar[int | None] = None
     """Number of folds if repetitions are folds, an upper limit of `Scope.seeds`; None for seeds."""
+    has_released: ClassVar[bool] = False
+    """Whether there are runs with the released settings."""
 
     @abstractmethod
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
@@ -73,6 +84,18 @@ class Experiment(ABC):
     def claims(self, rows: Sequence[Row]) -> list[str]:
         """Return the paper's claims about this figure, and whether the rows agree with each."""
         return []
+
+
+def process_options(settings: Row) -> dict[str, Any]:
+    """Return the options of `PaperSchedule` for the point process that some settings name."""
+    options: dict[str, Any] = {}
+    if "subsets" in settings:
+        options["gradient"] = ScoreFunction(settings["subsets"])
+    names = {
+        "process_learning_rate": "inclusion_learning_rate",
+        "start_inclusion": "initial_inclusion",
+    }
+    return options | {names[name]: settings[name] for name in names if name in settings}
 
 
 def claim(statement: str, *, agrees: bool, evidence: str) -> str:

@@ -102,6 +102,7 @@ def run_experiment(
         on_run: called after each run with the number of finished runs, the number of known runs,
             and the newest row.
     """
+    check_released([experiment], scope)
     check_tables([experiment], scope, folder)
     if jobs is None:
         jobs = (os.cpu_count() or 1) if scope.device == "cpu" else 1
@@ -112,6 +113,7 @@ def run_experiment(
 
 def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Reproduction:
     """Draw the figure and check the claims from the rows in a folder, without new runs."""
+    check_released([experiment], scope)
     results = _results_path(experiment, scope, folder)
     status = run_status(experiment, Runs(results), scope)
     if not status.rows:
@@ -136,6 +138,16 @@ def draw_experiment(experiment: Experiment, scope: Scope, folder: Path) -> Repro
         cuts=quick_differences(experiment, scope) if scope.quick else "",
         claims=claims,
     )
+
+
+def check_released(experiments: Sequence[Experiment], scope: Scope) -> None:
+    """Raise an error if the scope asks for released settings of an experiment without them."""
+    lacking = [each.name for each in experiments if scope.released and not each.has_released]
+    if lacking:
+        known = ", ".join(each.name for each in all_experiments() if each.has_released)
+        raise InputError(
+            f"{', '.join(lacking)}: no released settings are known; `--as released` is for {known}."
+        )
 
 
 def check_tables(experiments: Sequence[Experiment], scope: Scope, folder: Path) -> None:
@@ -225,7 +237,8 @@ def make_runs(
 
 def quick_differences(experiment: Experiment, scope: Scope) -> str:
     """Return in one line how the settings of a quick scope differ from the full ones."""
-    quick, full = experiment.settings(scope, []), experiment.settings(Scope(), [])
+    quick = experiment.settings(scope, [])
+    full = experiment.settings(Scope(released=scope.released), [])
     differences = [f"{counted(len(quick), 'run')} instead of {len(full)}"]
     quick_values, full_values = _setting_values(quick), _setting_values(full)
     for name, values in quick_values.items():
@@ -251,8 +264,9 @@ def _abbreviated(texts: Sequence[str]) -> str:
 
 
 def _results_path(experiment: Experiment, scope: Scope, folder: Path) -> Path:
-    """Return the file of rows; quick and full rows have different files."""
-    return folder / f"{experiment.name}{'-quick' if scope.quick else ''}.jsonl"
+    """Return the file of rows; quick and full rows, printed and released ones are apart."""
+    suffix = "-released" * scope.released + "-quick" * scope.quick
+    return folder / f"{experiment.name}{suffix}.jsonl"
 
 
 def _missing_tables(experiment: Experiment, scope: Scope, folder: Path) -> list[str]:

@@ -1,12 +1,12 @@
 """Models with fixed or selected sizes, their comparison and plot, for figures 3 and 4."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log, pi
 from pathlib import Path
 from statistics import fmean
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -22,15 +22,18 @@ from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
+    RELEASED_NAMES,
     Row,
     claim,
     group_rows,
+    process_options,
 )
 from winnowgp.models import SparseGP
 from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.report.sentences import counted
 from winnowgp.training.adam import Adam
+from winnowgp.training.initialization import kmeans
 
 LEARNING_RATE = 0.01
 """Learning rate of Adam for everything but the inclusion probabilities."""
@@ -39,11 +42,16 @@ MARGIN = 0.01
 """Nats per observation within which two bounds count as equal: the default tolerance."""
 
 FIXED_NAME = "fixed number, as many updates"
-SELECTION_NAMES = {**PROCEDURE_NAMES, "auto": f"{PROCEDURE_NAMES['fast']} with automatic α"}
+SELECTION_NAMES = {
+    **PROCEDURE_NAMES,
+    "auto": f"{PROCEDURE_NAMES['fast']} with automatic α",
+    **RELEASED_NAMES,
+}
 _STYLES = {
     "paper": (PROCEDURE_COLOURS["paper"], "o"),
     "fast": (PROCEDURE_COLOURS["fast"], "D"),
     "auto": (COLOURS["second"], "s"),
+    "released": (PROCEDURE_COLOURS["released"], "o"),
 }
 
 
@@ -72,30 +80,34 @@ class SizeStudy:
     rows of a larger one.
 
     Args:
-        data: standardised data.
+        data: the data, usually standardised.
         seed: seed of the random rows and of the training.
+        start: what starts otherwise: `lengthscale`, `noise`, or `locations` ("kmeans" for cluster
+            centres).
     """
 
     data: Dataset
     seed: int
+    start: Row = field(default_factory=dict)
 
     def run(self, settings: Row) -> tuple[list[SparseGP], Row]:
         """Return the models of one run, and the sizes that it selected.
 
         Args:
             settings: `kind`, and what that kind needs: `fixed` has `sizes`, `updates` and a
-                `learning_rate`; `paper` has `candidates`, `alpha`, `steps`, `draws` and a
-                `learning_rate`; `fast` has `candidates` and `alpha`; `auto` has a `tolerance` and
-                maybe `candidates`.
+                `learning_rate`; `paper` and `released` have `candidates`, `alpha`, `steps`,
+                `draws`, a `learning_rate` and what `process_options` reads; `fast` has
+                `candidates` and `alpha`; `auto` has a `tolerance` and maybe `candidates`.
         """
         kind, K = settings["kind"], settings.get("candidates", 0)
         if kind == "fixed":
             steps, rate = settings["updates"], settings["learning_rate"]
             models = [self.fixed(M, steps=steps, learning_rate=rate) for M in settings["sizes"]]
             return models, {}
-        if kind == "paper":
+        if kind in ("paper", "released"):
             names = ("alpha", "steps", "draws", "learning_rate")
-            selected = self.by_paper(K, **{name: settings[name] for name in names})
+            options = process_options(settings)
+            selected = self.by_paper(K, **{name: settings[name] for name in names}, **options)
         elif kind == "fast":
             selected = self.by_search(K, goal=training.FixedAlpha(settings["alpha"]))
         else:
@@ -117,6 +129,7 @@ class SizeStudy:
         steps: Row,
         draws: int,
         learning_rate: float = LEARNING_RATE,
+        **process: Any,
     ) -> SelectedModels:
         """Run the paper's three phases, the last one for each of several draws from q(Z).
 
@@ -124,6 +137,7 @@ class SizeStudy:
             K: number of candidates.
             steps: numbers of updates: `pre`, `process` and `post`.
             draws: number of draws from q(Z).
+            process: options of `PaperSchedule` for the point process.
         """
         generator, model = self._generator(), self._model(K)
         self._train(model, steps["pre"], learning_rate)
@@ -133,6 +147,7 @@ class SizeStudy:
             joint=steps["process"],
             post=0,
             learning_rate=learning_rate,
+            **process,
         )
         fitted = training.fit(model, self.data, schedule=schedule, generator=generator)
         q = Bernoulli.from_inclusion(fitted.selection.inclusion)
@@ -152,9 +167,14 @@ class SizeStudy:
         return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
 
     def _model(self, count: int) -> SparseGP:
-        return SparseGP(kernel_from("rbf", self.data.D), self._random_rows(count))
+        kernel = kernel_from("rbf", self.data.D)
+        if "lengthscale" in self.start:
+            kernel.initialize(**{"base_kernel.lengthscale": self.start["lengthscale"]})
+        clustered = self.start.get("locations") == "kmeans" and count > 0
+        points = kmeans(self.data.X, count, seed=self.seed) if clustered else self._rows(count)
+        return SparseGP(kernel, points, noise=self.start.get("noise", 1.0))
 
-    def _random_rows(self, count: int) -> Float[Tensor, "K D"]:
+    def _rows(self, count: int) -> Float[Tensor, "K D"]:
         # Drawn on the CPU, so that every device has the same rows.
         order = torch.randperm(self.data.N, generator=torch.Generator().manual_seed(self.seed))
         return self.data.X[order[:count].to(self.data.X.device)]
@@ -205,19 +225,22 @@ class Level:
     def sizes(self, kind: str) -> dict[int, float]:
         """Return the selected number of inducing points by seed.
 
-        It is E|Z| for the paper's procedure, and the size of the set for a search.
+        It is E|Z| for the paper's procedure, with printed or released settings, and the size of the
+        set for a search.
         """
         return {
-            row["seed"]: row["expected"] if kind == "paper" else row["kept"][0]
+            row["seed"]: row["expected"] if kind in ("paper", "released") else row["kept"][0]
             for row in self.of_kind(kind)
         }
 
     def is_all_noise(self, row: Row) -> bool:
         """Return whether no bound of a run exceeds that of pure noise by more than a nat.
 
-        For standardised targets, independent noise has the evidence −N/2 (log 2π + 1).
+        Independent noise has the evidence −N/2 (log 2πv + 1), where v is the variance of the
+        targets: 1 if they are standardised.
         """
-        return max(row["elbo"]) <= -0.5 * self.N * (log(2 * pi) + 1) + 1
+        variance = row.get("target_variance", 1.0)
+        return max(row["elbo"]) <= -0.5 * self.N * (log(2 * pi * variance) + 1) + 1
 
     def of_kind(self, kind: str) -> list[Row]:
         """Return the rows of one kind, sorted by seed, without runs that are all noise."""

@@ -23,12 +23,14 @@ from winnowgp.estimators import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
+    RELEASED_NAMES,
     Experiment,
     Row,
     Scope,
     claim,
     curve_from_row,
     curve_to_row,
+    process_options,
     to_lists,
     to_tensor,
 )
@@ -58,6 +60,17 @@ QUICK_STEPS = {"layerwise": 50, "pre": 150, "process": 100, "post": 150}
 # The paper starts everything at 1.
 PAPER_START = {"start_noise": 1.0, "learning_rate": 0.01}
 FAST_START = {"start_noise": 0.1, "learning_rate": 0.01, "natural_rate": 0.05}
+# The settings of the scripts that the authors released.
+RELEASED: Row = {
+    "N": 100,
+    "steps": {"layerwise": 500, "pre": 500, "process": 1000, "post": 500},
+    "start_noise": 1.0,
+    "learning_rate": 0.02,
+    "process_learning_rate": 0.3,
+    "subsets": 16,
+    "start_inclusion": 0.5,
+}
+NAMES = {**PROCEDURE_NAMES, **RELEASED_NAMES}
 SEEDS = 5
 # Seeds of the runs that take a tenth of the time of the paper's procedure.
 CHEAP_SEEDS = 15
@@ -80,6 +93,7 @@ class SquareWave(Experiment):
 
     name = "square-wave"
     title = "figure 5: a square wave by three layers, with fewer inducing points in deeper ones"
+    has_released = True
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         few = scope.seeds or (1 if scope.quick else None)
@@ -87,6 +101,12 @@ class SquareWave(Experiment):
         problem = {"N": N, "sigma": SIGMA, "widths": WIDTHS, "predict_samples": PREDICT_SAMPLES}
         shared = {**problem, "samples": SAMPLES, "steps": steps}
         selected = {"candidates": CANDIDATES, "alpha": ALPHA, **shared}
+        if scope.released:
+            quick = {"steps": steps, "subsets": 4} if scope.quick else {}
+            return [
+                {"kind": "released", "seed": seed, **selected, **RELEASED, **quick}
+                for seed in range(few or SEEDS)
+            ]
         settings: list[Row] = []
         for seed in range(few or SEEDS):
             settings.append({"kind": "paper", "seed": seed, **selected, **PAPER_START})
@@ -119,7 +139,7 @@ class SquareWave(Experiment):
         return {**row, **_figure_columns(posterior.cpu(), _moved(data, "cpu"))}
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
-        selected = [row for row in rows if row["kind"] in PROCEDURE_NAMES]
+        selected = [row for row in rows if row["kind"] in NAMES]
         shown = [row for row in selected if row["seed"] == DRAWN]
         layers = len(shown[0]["layers"])
         with styled():
@@ -138,8 +158,10 @@ class SquareWave(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
         lines = []
-        for kind, name in PROCEDURE_NAMES.items():
+        for kind, name in NAMES.items():
             sizes = [row["sizes"] for row in rows if row["kind"] == kind]
+            if not sizes:
+                continue
             means = [fmean(column) for column in zip(*sizes, strict=True)]
             ordered = sum(a > b > c for a, b, c in sizes)
             lines.append(
@@ -162,7 +184,7 @@ def _equal_sizes(rows: Sequence[Row]) -> list[str]:
 
 def _density_line(rows: Sequence[Row]) -> str:
     texts = []
-    for kind in (*PROCEDURE_NAMES, *STARTS):
+    for kind in (*NAMES, *STARTS):
         nats = [row["log_density"] for row in rows if row["kind"] == kind]
         if nats:
             texts.append(f"{kind} {fmean(nats):.2f} ({min(nats):.2f} to {max(nats):.2f})")
@@ -190,10 +212,11 @@ def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP
 
 def _schedule(settings: Row) -> Schedule:
     steps, alpha, samples = settings["steps"], settings["alpha"], settings["samples"]
-    if settings["kind"] == "paper":
+    if settings["kind"] in ("paper", "released"):
         phases = {"joint" if name == "process" else name: count for name, count in steps.items()}
         rate = settings["learning_rate"]
-        return PaperSchedule(alpha, samples=samples, learning_rate=rate, **phases)
+        options = {**phases, **process_options(settings)}
+        return PaperSchedule(alpha, samples=samples, learning_rate=rate, **options)
     half = _half(steps)
     return FastSchedule(
         FixedAlpha(alpha),
@@ -279,7 +302,7 @@ def _draw_layers(row: Row, axes: Sequence[Axes]) -> None:
         draw_curve(curve_from_row(curve), ax=ax, colour=PROCEDURE_COLOURS[row["kind"]])
         ax.set_title(f"layer {number + 1}: {counted(len(curve['points']))}")
         ax.set(xlabel="x" if number == 0 else f"output of layer {number}")
-    axes[0].set_ylabel(PROCEDURE_NAMES[row["kind"]])
+    axes[0].set_ylabel(NAMES[row["kind"]])
 
 
 def draw_density(row: Row, *, ax: Axes) -> None:

@@ -8,6 +8,9 @@ clustering of the inputs increases. There are four kinds of runs:
   from q(Z).
 - `fast`: the fast schedule with the same candidates and the same prior.
 - `auto`: the fast schedule with its own candidates and a tolerance in place of the prior.
+
+`RELEASED` has the settings of the scripts that the authors released, for runs of the kinds
+`released` and `fixed`.
 """
 
 from collections.abc import Sequence
@@ -41,6 +44,28 @@ RANGES = {"noise": (0.3, 1.0), "smoothness": (0.8, 2.5), "clustering": (0.03, 0.
 """Smallest and largest σ, γ and √β."""
 
 SYMBOLS = {"noise": "σ", "smoothness": "γ", "clustering": "√β"}
+
+
+RELEASED: Row = {
+    "alpha": 0.1,
+    "steps": {"pre": 300, "process": 500, "post": 200},
+    "learning_rate": 0.02,
+    "process_learning_rate": 0.3,
+    "subsets": 16,
+    # "Near 1" in the scripts.
+    "start_inclusion": 0.99,
+}
+RELEASED_DATA: Row = {"N": 1000, "process": {**PROCESS, "sigma": 0.3}, "standardise": False}
+
+
+def released_start(condition: str, intensity: float) -> Row:
+    """Return where the released runs start: cluster centres, and the true lengthscale.
+
+    >>> released_start("smoothness", 2.5)
+    {'locations': 'kmeans', 'noise': 0.1, 'lengthscale': 2.5}
+    """
+    lengthscale = intensity if condition == "smoothness" else PROCESS["gamma"]
+    return {"locations": "kmeans", "noise": 0.1, "lengthscale": lengthscale}
 
 
 def intensities(condition: str) -> list[float]:
@@ -96,6 +121,7 @@ class Synthetic(Experiment):
         "figure 3: with more noise, smoothness or clustering fewer inducing points; "
         "KL to the exact GP"
     )
+    has_released = True
 
     def settings(self, scope: Scope, rows: Sequence[Row]) -> list[Row]:
         seeds = range(scope.seeds or (1 if scope.quick else SEEDS))
@@ -104,6 +130,15 @@ class Synthetic(Experiment):
         if scope.quick:
             steps = {"pre": 100, "process": 100, "post": 40}
             sizes, draws, levels = [20, 50, 80], 3, range(0, 5, 2)
+        if scope.released:
+            return [
+                {**kind, "condition": condition, "intensity": intensities(condition)[i]}
+                | {"start": released_start(condition, intensities(condition)[i]), "seed": seed}
+                for seed in seeds
+                for condition in RANGES
+                for kind in _released_kinds(scope, sizes, draws)
+                for i in levels
+            ]
         chosen, adam = {"candidates": CANDIDATES, "alpha": ALPHA}, {"learning_rate": LEARNING_RATE}
         kinds: list[Row] = [
             {"kind": "fixed", "sizes": sizes, "updates": sum(steps.values()), **adam},
@@ -128,10 +163,15 @@ class Synthetic(Experiment):
             seed=settings["seed"],
             process=settings["process"],
         )
-        data = standardised(sample, scope.device)
-        models, row = SizeStudy(data, settings["seed"]).run(settings)
+        data, extra = standardised(sample, scope.device), {}
+        if not settings.get("standardise", True):
+            data = Dataset(sample.X.to(scope.device), sample.Y.to(scope.device))
+            extra = {"target_variance": round(data.Y.var(correction=0).item(), 4)}
+        study = SizeStudy(data, settings["seed"], settings.get("start", {}))
+        models, row = study.run(settings)
         return {
             **row,
+            **extra,
             "kl": [round(divergence(model, data), 3) for model in models],
             "elbo": [round(model.fixed_bound(data), 2) for model in models],
         }
@@ -154,6 +194,17 @@ class Synthetic(Experiment):
                 ("ELBO at least that of the same fixed size", "elbo", 1),
             ),
         )
+
+
+def _released_kinds(scope: Scope, sizes: list[int], draws: int) -> list[Row]:
+    """Return the settings that distinguish the runs at one level."""
+    chosen = {**RELEASED, "candidates": CANDIDATES, "draws": draws}
+    updates, data = RELEASED["steps"]["pre"], RELEASED_DATA
+    if scope.quick:
+        chosen |= {"steps": {"pre": 60, "process": 30, "post": 20}, "subsets": 4}
+        updates, data = 60, {**RELEASED_DATA, "N": 300}
+    fixed = {"sizes": sizes, "updates": updates, "learning_rate": RELEASED["learning_rate"]}
+    return [{"kind": "released", **chosen, **data}, {"kind": "fixed", **fixed, **data}]
 
 
 def _levels(rows: Sequence[Row]) -> list[Level]:
