@@ -241,7 +241,7 @@ class StreamingEstimator(SparseEstimator, ABC):
             **identity,
             batch_rows=BATCH_ROWS,
             rows_seen=self.n_rows_seen_,
-            posterior=self.posterior_,
+            earlier_posterior=self.posterior_,
             estimator=type(self).__name__,
             **parameters,
         )
