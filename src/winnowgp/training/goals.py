@@ -98,7 +98,7 @@ class Tolerance(Goal):
 
     nats: float = 0.01
     share: float = 0.02
-    """Largest ELBO gap, as a share of the gain over the constant model."""
+    """Largest share of the gain over the constant model that may be given up."""
     limit: "MaxPoints | MaxCost | None" = None
     """A limit that holds as well: as many points as it allows if the tolerance needs more."""
 
@@ -112,7 +112,7 @@ class Tolerance(Goal):
     def within(self, gain: float, *, N: int | float) -> "Tolerance":
         """Return the tolerance for data on which the largest model gains little.
 
-        A gap of half a nat in total is always allowed: no data could show the difference.
+        Half a nat in total may always be given up: no data could show the difference.
 
         Args:
             gain: nats by which the largest model exceeds the constant model.
