@@ -121,7 +121,7 @@ class Tolerance(Goal):
     def within(self, gain: float, *, N: int | float) -> "Tolerance":
         """Return the tolerance for data on which the largest model gains little.
 
-        A gap of half a nat in total is always allowed: no data could show the difference.
+        Half a nat in total may always be given up: no data could show the difference.
 
         Args:
             gain: nats by which the largest model exceeds the constant model.
