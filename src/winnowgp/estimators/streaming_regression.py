@@ -20,7 +20,7 @@ from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of, fitted_attributes
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.noise import LEAST_NOISE
+from winnowgp.models.noise import LEAST_NOISE, target_noise
 from winnowgp.models.online import OnlineGP
 
 NEGLIGIBLE = 2 * LEAST_NOISE
@@ -99,7 +99,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
             deepcopy(posterior.kernel),
             posterior.Z,
             mean=posterior.mean,
-            noise=posterior.likelihood.noise.item(),
+            noise=target_noise(posterior.likelihood).item(),
         )
         if isinstance(rows, StandardisedSource):
             parts = map(self._standardised, batches_of(rows.source))

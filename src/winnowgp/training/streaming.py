@@ -272,7 +272,9 @@ def _constant_bound(online: OnlineGP, data: Dataset) -> float:
     It has the noise of the model, multiplied by the best factor. What is remembered of known noise
     is not multiplied.
     """
-    memory, noise, P = online.memory, online.model.likelihood.noise, online.memory.P
+    memory, model, P = online.memory, online.model, online.memory.P
+    assert isinstance(model, SparseGP)
+    noise = model.noise
     variance = noise if data.noise is None else noise + data.noise
     square = (memory.y.square().sum() + memory.residual) / noise
     square = square + data.weighted(data.Y.square() / variance).sum()
