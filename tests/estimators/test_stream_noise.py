@@ -143,6 +143,22 @@ def test_partial_fit_needs_one_learnt_noise(
     assert not hasattr(model, "posterior_")
 
 
+def test_known_noise_of_several_targets_is_fitted_and_refused_in_streams() -> None:
+    X, y, variance = noisy(0)
+    Y, known = np.stack([y, -y], 1), np.stack([variance, variance], 1)
+    for noise in ("target", "shared"):
+        with shortest_fits():
+            model = SparseGPRegressor("rbf", noise=noise, random_state=0, max_points=4)
+            model.fit(X, Y, noise_variance=known)
+        model.set_params(noise="shared")
+        with pytest.raises(InputError, match="known noise of several targets"):
+            model.partial_fit(X, Y)
+    first = SparseGPRegressor("rbf", noise="shared", random_state=0, max_points=4)
+    with shortest_fits(), pytest.raises(InputError, match="needs one target if its noise is known"):
+        first.partial_fit(X, Y, noise_variance=known)
+    assert not hasattr(first, "posterior_")
+
+
 def test_partial_fit_after_missing_targets_is_refused() -> None:
     X, y = batch(0)
     Y = np.stack([y, -y], 1)

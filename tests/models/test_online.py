@@ -117,6 +117,8 @@ def test_known_noise_held_points_equals_all_rows(P: int) -> None:
     data = with_known_noise(rows(P, weighted=True))
     first, middle, last = (data.part(torch.arange(n, n + 10)) for n in (0, 10, 20))
     model = regression()
+    assert first.noise is not None
+    assert last.noise is not None
     # The second batch has no known noise, so that the memory has both kinds of rows.
     middle = replace(middle, noise=None)
     assert data.noise is not None

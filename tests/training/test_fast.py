@@ -62,10 +62,10 @@ def fast(goal: Any = None, **arguments: Any) -> FastSchedule:
 
 @cache
 def on_hills() -> tuple[FitResult, list[Progress]]:
-    told: list[Progress] = []
-    settings: dict[str, Any] = {"generator": seeded(), "callbacks": told.append}
+    events: list[Progress] = []
+    settings: dict[str, Any] = {"generator": seeded(), "callbacks": events.append}
     with smaller_sizes(3):
-        return fit(model(data()), data(), schedule=fast(), **settings), told
+        return fit(model(data()), data(), schedule=fast(), **settings), events
 
 
 @cache
@@ -122,15 +122,15 @@ class Noted(Goal):
         return self._tolerance.alphas(frontiers, prices)
 
 
-def sizes(told: list[Progress]) -> list[int]:
-    return [len(step.candidates[0]) for step in told if step.phase == "selection"]
+def sizes(events: list[Progress]) -> list[int]:
+    return [len(step.candidates[0]) for step in events if step.phase == "selection"]
 
 
 @pytest.mark.unchecked
 def test_fast_rounds_select_fewest_points_until_settled() -> None:
-    rows, goal, told = data(every=2), Noted(), []
-    fit(model(rows), rows, schedule=fast(goal), generator=seeded(), callbacks=told.append)
-    for (frontier, reference), M in zip(goal.asked, sizes(told), strict=True):
+    rows, goal, events = data(every=2), Noted(), []
+    fit(model(rows), rows, schedule=fast(goal), generator=seeded(), callbacks=events.append)
+    for (frontier, reference), M in zip(goal.asked, sizes(events), strict=True):
         assert reference >= frontier.bounds.max()
         assert frontier.bounds[M] >= reference - TOLERANCE * rows.N > frontier.bounds[:M].max()
     # The number has settled if it changes by less than 3%; the third round is the last.
@@ -343,23 +343,23 @@ def test_fast_matern_kernel_meets_tolerance() -> None:
 
 
 def test_fast_reports_phases_in_order() -> None:
-    fitted, told = on_hills()
-    phases = [p.phase for p in told]
+    fitted, events = on_hills()
+    phases = [p.phase for p in events]
     assert set(phases) == {"initialisation", "selection", "optimisation"}
     assert phases[0] == "initialisation"
     # Before the first selection only the constant model is optimised.
     first = phases.index("selection")
     assert set(phases[1:first]) <= {"optimisation"}
-    assert all(len(p.candidates[0]) == 0 for p in told[1:first])
+    assert all(len(p.candidates[0]) == 0 for p in events[1:first])
     assert 1 <= phases.count("selection") <= 3
-    assert all(1 <= p.step <= p.steps and p.inclusion is None for p in told)
-    for before, after in pairwise(told):
+    assert all(1 <= p.step <= p.steps and p.inclusion is None for p in events)
+    for before, after in pairwise(events):
         if before.phase == after.phase == "optimisation" and after.step == before.step + 1:
             assert after.objective >= before.objective
     # The best of several rounds is selected, and models of other sizes are optimised last.
-    selected = [p for p in told if torch.equal(p.candidates[0], fitted.posterior.Z)]
+    selected = [p for p in events if torch.equal(p.candidates[0], fitted.posterior.Z)]
     assert selected[-1].objective == pytest.approx(fitted.elbo, abs=0.05)
-    assert len(told[-1].candidates[0]) == fitted.sized[-1].posterior.M
+    assert len(events[-1].candidates[0]) == fitted.sized[-1].posterior.M
 
 
 def test_fast_callback_exception_ends_fit() -> None:

@@ -190,9 +190,9 @@ class StreamingEstimator(SparseEstimator, ABC):
             )
         if hasattr(self, "posterior_") and isnan(self._record().remembered):
             raise InputError(
-                "this model was fitted to rows with missing targets, or resized after a fit with "
-                "known noise: what it remembers of them is not enough for `partial_fit`. Fit all "
-                "rows together."
+                "this model was fitted to rows with missing targets or known noise of several "
+                "targets, or resized after a fit with known noise: what it remembers of them is "
+                "not enough for `partial_fit`. Fit all rows together."
             )
         return params
 

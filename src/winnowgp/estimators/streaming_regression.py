@@ -53,9 +53,9 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
                 goes on after its last batch.
             y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: weights `[N]`, as in `fit`.
-            noise_variance: known variances of the noise, as in `fit`, the same for all targets of a
-                row. If the learnt noise changes later, rows that were seen have the precision that
-                is right to first order in this change.
+            noise_variance: known variances of the noise of one target, as in `fit`. If the learnt
+                noise changes later, rows that were seen have the precision that is right to first
+                order in this change.
         """
         self._check_stream(X, y)
         params = self._validate_stream()
@@ -87,7 +87,8 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
     def _note_rows(self, rows: Source) -> None:
         if self._stream is None:
             return
-        if isinstance(rows, Dataset) and not rows.complete:
+        missing = isinstance(rows, Dataset) and not rows.complete
+        if missing or (rows.has_noise and rows.P > 1):
             # Later batches would mistake them for others.
             self._stream = replace(self._stream, remembered=nan)
         elif rows.has_noise and isinstance(self.posterior_, Posterior | MixturePosterior):
@@ -155,6 +156,11 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         scaler, noise = self._y_scaler, rows.noise
         if rows.P != scaler.P:
             raise InputError(f"`y` must have {scaler.P} target columns as before; got {rows.P}.")
+        if noise is not None and rows.P > 1:
+            raise InputError(
+                f"`partial_fit` needs one target if its noise is known; got {rows.P}. Fit one "
+                "model per target, or all rows together."
+            )
         if noise is not None:
             noise = noise / scaler.columns.scale.square()
         data = Dataset(
