@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_deep_schedule_uses_every_setting(module) -> None:
 def test_size_study_starts_as_set() -> None:
     data = standardised(sampled("noise", 0.3, rows=30, seed=0), "cpu")
     start = {"locations": "kmeans", "noise": 0.2, "lengthscale": 0.5}
-    model = SizeStudy(data, 0, start).fixed(30, steps=0)
+    model: Any = SizeStudy(data, 0, start).fixed(30, steps=0)
     assert model.noise.item() == pytest.approx(0.2)
     assert model.kernel.base_kernel.lengthscale.item() == pytest.approx(0.5)
     # With as many clusters as rows, the centres are the rows in another order.
