@@ -12,8 +12,8 @@ from helpers.observation_problems import built
 from winnowgp import SparseGPRegressor
 from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.quality import Predictive, predictive
+from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.observations import Prediction
 

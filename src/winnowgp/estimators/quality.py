@@ -15,8 +15,8 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.numeric_targets import TargetScaler
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.mixture import mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction

@@ -25,8 +25,9 @@ from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
+from winnowgp.estimators.candidates import selection_goal
 from winnowgp.estimators.means import mean_from
-from winnowgp.estimators.sparse import SparseEstimator, copy_parameters, selection_goal
+from winnowgp.estimators.sparse import SparseEstimator, copy_parameters
 from winnowgp.estimators.stream_records import (
     CONSTANT_ROWS,
     BatchRecord,
