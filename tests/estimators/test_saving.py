@@ -77,7 +77,7 @@ def same(a: Any, b: Any) -> None:
         if isinstance(ours, np.ndarray):
             np.testing.assert_array_equal(ours, theirs)
             assert ours.dtype == theirs.dtype
-        elif isinstance(ours, tuple) and isinstance(ours[0], np.ndarray):
+        elif isinstance(ours, tuple) and ours and isinstance(ours[0], np.ndarray):
             for a_layer, b_layer in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(a_layer, b_layer)
         elif isinstance(ours, float) and np.isnan(ours):

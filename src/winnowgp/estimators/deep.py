@@ -112,7 +112,7 @@ class DeepEstimator(BaseGP, ABC):
     Attributes:
         n_inducing_: number of inducing points of each layer.
         depths_: with `layers="auto"`, ELBO and held-out log density of each number of layers
-            (`winnowgp.training.DepthScore`); empty otherwise. It is not saved.
+            (`winnowgp.training.DepthScore`); empty otherwise, and in loaded estimators.
         inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
             the units of `X`, those of the others in the space of the layer's inputs.
         inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
