@@ -210,15 +210,15 @@ class _Search(Generic[Model]):
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
-        if len(starts) <= 1:
-            return self._ranked(starts, rows, stop)
-        first = self._ranked(starts, rows, Stop(stop.gain, stop.window, _SHORTLY))
-        most = (len(first) + 1) // 2 if len(first) > _FEW else _FEW
-        half = first[: 1 if expensive else most]
+        few = len(starts) <= (1 if expensive else _FEW)
+        # The first of few starts is the most promising one.
+        ranked = self._ranked(starts[:1], rows, stop) if few else []
+        first = self._ranked(starts[len(ranked) :], rows, Stop(stop.gain, stop.window, _SHORTLY))
+        half = first if few else first[: 1 if expensive else (len(first) + 1) // 2]
         best = [] if expensive else _best_optima(first)
-        ranked: list[Optimum[Model]] = []
+        highest = max([o.objective for o in (*ranked, *first)], default=-inf)
         for optimum in first:
-            lost = continued and optimum.objective < first[0].objective - _LOST * rows.observations
+            lost = continued and optimum.objective < highest - _LOST * rows.observations
             known = any(approaches(optimum, other, rows) for other in ranked)
             if lost or known or (optimum not in half and optimum not in best):
                 ranked.append(optimum)
