@@ -1,7 +1,7 @@
 """Hyper-parameters and kernel from the exact evidence: the best of many starts."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -412,9 +412,10 @@ def test_divergence_equals_dense_kl_divergence() -> None:
     b.mean.initialize(constant=-0.2)
 
     def distribution(gp: SparseGP) -> torch.distributions.MultivariateNormal:
-        variance, lengthscale = gp.kernel.outputscale, gp.kernel.base_kernel.lengthscale
+        kernel, prior_mean = cast(Any, gp.kernel), cast(Any, gp.mean)
+        variance, lengthscale = kernel.outputscale, kernel.base_kernel.lengthscale
         K = variance * torch.exp(-0.5 * (rows.X - rows.X.mT).square() / lengthscale**2)
-        mean = gp.mean.constant.expand(rows.N)
+        mean = prior_mean.constant.expand(rows.N)
         K = K + gp.noise * torch.eye(rows.N, dtype=K.dtype)
         return torch.distributions.MultivariateNormal(mean, K)
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
@@ -34,7 +33,7 @@ from winnowgp.estimators.rows import (
     tensor,
     weighted_rows,
 )
-from winnowgp.estimators.target_scaler import TargetScaler
+from winnowgp.estimators.target_scaler import TargetScaler, logarithm
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.observations import gaussian_noise
@@ -355,25 +354,6 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if (dataset := rows.as_dataset()) is not None:
             observation_model(params.likelihood).check_targets(dataset.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)
-
-
-def logarithm(
-    Y: Float[Tensor, "*shape"], rows: NDArray[np.intp] | None = None
-) -> Float[Tensor, "*shape"]:
-    """Return log Y, or raise an error that names the first row that is not positive.
-
-    Args:
-        rows: index of each target among the user's rows; they are all of them by default.
-    """
-    wrong = (Y <= 0).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        row = at[0] if rows is None else int(rows[at[0]])
-        raise InputError(
-            f"`log_target` needs positive targets; got {Y[at]:g} in row {row + 1}. Leave such "
-            "rows out, add a constant to the target, or fit without the logarithm."
-        )
-    return Y.log()
 
 
 def _with_targets(data: Dataset, rows: NDArray[np.intp]) -> Dataset:

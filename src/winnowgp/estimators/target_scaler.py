@@ -122,3 +122,22 @@ class TargetScaler:
     def _array(self, values: Tensor) -> NDArray[np.float64]:
         """Drop the last axis, that of the targets, if `fit` received targets `[N]`."""
         return (values[..., 0] if self.single else values).numpy()
+
+
+def logarithm(
+    Y: Float[Tensor, "*shape"], rows: NDArray[np.intp] | None = None
+) -> Float[Tensor, "*shape"]:
+    """Return log Y, or raise an error that names the first row that is not positive.
+
+    Args:
+        rows: index of each target among the user's rows; they are all of them by default.
+    """
+    wrong = (Y <= 0).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        row = at[0] if rows is None else int(rows[at[0]])
+        raise InputError(
+            f"`log_target` needs positive targets; got {Y[at]:g} in row {row + 1}. Leave such "
+            "rows out, add a constant to the target, or fit without the logarithm."
+        )
+    return Y.log()
