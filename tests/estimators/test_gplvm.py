@@ -22,7 +22,7 @@ def curve(N: int = 50, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quick(**arguments) -> GPLVM:
-    short = {} if arguments.get("schedule") == "paper" else {"max_iter": 30}
+    short = {} if arguments.get("schedule") == "paper" else {"max_iter": 60}
     return GPLVM(**{"n_components": 1, "random_state": 0, **short, **arguments})
 
 

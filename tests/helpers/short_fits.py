@@ -44,10 +44,13 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
     def few(model: Model, data: Dataset) -> list[Model]:
         return every(model, data, 1 + max(starts, 1))
 
-    def of_few(self: Any, given: Sequence[warm_up.Start[Model]], count: int) -> Any:
+    def of_few(
+        self: Any, given: Sequence[warm_up.Start[Model]], count: int, **settings: Any
+    ) -> Any:
         kernels = [start.kernel for start in given]
         within = [kernels[:i].count(kernel) <= starts for i, kernel in enumerate(kernels)]
-        return search(self, [s for s, kept in zip(given, within, strict=True) if kept], count)
+        first = [start for start, kept in zip(given, within, strict=True) if kept]
+        return search(self, first, count, **settings)
 
     def of_fewer(self: Any, given: list[Any], **settings: Any) -> Any:
         return halving(self, given[: 1 + max(starts, 1)], **settings)

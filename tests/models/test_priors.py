@@ -153,7 +153,7 @@ def test_fit_elbo_does_not_include_the_prior() -> None:
     "schedule",
     [
         FastSchedule(
-            FixedAlpha(0.5), inclusion_steps=3, deep=DeepTraining(layerwise=2, pre=20, post=10)
+            FixedAlpha(0.5), inclusion_steps=3, deep=DeepTraining(layerwise=2, pre=30, post=10)
         ),
         PaperSchedule(0.1, pre=10, joint=10, post=10),
     ],

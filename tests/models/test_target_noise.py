@@ -6,7 +6,7 @@ from math import log, pi
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import StudentTLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
@@ -270,7 +270,7 @@ def test_dataset_row_without_any_target_raises() -> None:
 
 
 def test_other_models_refuse_missing_targets_and_known_noise() -> None:
-    likelihood = GaussianLikelihood()
+    likelihood = StudentTLikelihood()
     gp = VariationalGP(RBFKernel(), torch.zeros(1, 2).double(), likelihood=likelihood, targets=3)
     for case in (Case(missing=True), Case(known=True)):
         with pytest.raises(InputError, match="use `SparseGP`"):

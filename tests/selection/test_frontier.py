@@ -90,8 +90,12 @@ def test_size_frontier_accepts_the_same_model_up_to_rounding() -> None:
     same = frontier.with_model(1, elbo=-5.0 - 1e-10, log_density=-0.3)
     assert same.log_densities[1] == -0.3
     assert same.elbos[1] == -5.0 - 1e-10
-    worse = frontier.with_model(1, elbo=-5.0 - 1e-6, log_density=-0.3)
+    worse = frontier.with_model(1, elbo=-5.0 - 1e-4, log_density=-0.3)
     assert worse.log_densities[1].isnan()
+    # A density that is known counts a little, once.
+    nearly = frontier.with_model(1, elbo=-5.0 - 1e-6, log_density=-0.2)
+    assert nearly.log_densities[1] == -0.2
+    assert same.with_model(1, elbo=-5.0 - 1e-6, log_density=-0.2).log_densities[1] == -0.3
     longer = frontier.with_model(3, elbo=-4.0)
     assert longer.elbos.tolist() == [-9.0, -5.0, -torch.inf, -4.0]
     assert longer.envelope.tolist() == [-9.0, -5.0, -5.0, -4.0]

@@ -30,8 +30,8 @@ MIN_ALPHA = 1e-8
 """Smallest α that is searched for; below it the prior has no effect."""
 _MAX_ALPHA = 1e8
 _BISECTIONS = 40
-# Nats per observation by which two ELBOs of the same model may differ.
-_ROUNDING = 1e-9
+# Nats per observation by which two ELBOs of the same model may differ, and that are negligible.
+_ROUNDING, _NEGLIGIBLE = 1e-9, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,16 @@ class SizeFrontier:
     ) -> "SizeFrontier":
         """Return the frontier with another model of M inducing points, if its ELBO is higher.
 
-        It may be the model whose ELBO the frontier has already, up to rounding.
+        It may be the model whose ELBO the frontier has already, up to rounding. A known density is
+        worth a millionth of a nat per observation.
         """
         elbos, densities = self.elbos.clone(), self.log_densities.clone()
         if len(elbos) <= M:
             missing = M + 1 - len(elbos)
             elbos = torch.cat([elbos, elbos.new_full((missing,), -math.inf)])
             densities = torch.cat([densities, densities.new_full((missing,), math.nan)])
-        if elbo >= elbos[M] - _ROUNDING * self.N:
+        known = log_density is not None and bool(densities[M].isnan())
+        if elbo >= elbos[M] - (_NEGLIGIBLE if known else _ROUNDING) * self.N:
             elbos[M] = elbo
             densities[M] = math.nan if log_density is None else log_density
         return replace(self, elbos=elbos, log_densities=densities)

@@ -17,7 +17,14 @@ from winnowgp.selection import Frontier, Selection, elimination_frontier
 from winnowgp.selection.frontier import MIN_ALPHA
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets
-from winnowgp.training.goals import FixedAlpha, Goal, Tolerance, natural_selection
+from winnowgp.training.goals import (
+    FixedAlpha,
+    Goal,
+    MaxCost,
+    MaxPredictTime,
+    Tolerance,
+    natural_selection,
+)
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
 from winnowgp.training.schedules import FitResult, TrainingContext, draw_seed
 from winnowgp.typing import Mask
@@ -114,6 +121,8 @@ def fit_deep(
         context=context,
     )
     limit = goal.limit if isinstance(goal, Tolerance) else goal
+    if isinstance(goal, Tolerance) and training.max_candidates is None and _allows(limit, model):
+        limit = None
     pruned = None if limit is None else steps.pruned_in_rounds(model, limit)
     if not isinstance(goal, Tolerance):
         assert pruned is not None
@@ -128,6 +137,15 @@ def fit_deep(
         steps.train(pruned.model, "post-train", training.post)
         fitted = _Fitted(pruned.model, steps.elbo(pruned.model), pruned)
     return steps.within(replace(goal, limit=None), fitted)
+
+
+def _allows(limit: Goal | None, model: DeepGP) -> bool:
+    """Return whether a limit allows all candidates, so that it changes nothing."""
+    if isinstance(limit, MaxCost):
+        return sum(M**2 for M in model.sizes) <= limit.cost
+    if isinstance(limit, MaxPredictTime):
+        return limit.predict_us(tuple(model.sizes)) <= limit.microseconds
+    return False
 
 
 @dataclass(frozen=True, slots=True)
