@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import r2_score
 
 import winnowgp
-from helpers.short_fits import shortest_fits
+from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import (
     DeepGPClassifier,
     DeepGPRegressor,
@@ -314,6 +314,7 @@ def test_fit_of_repeated_measurements_is_that_of_all_rows(
         seen.append(fewer.N)
         return fewer if len(seen) == 1 else rows
 
+    monkeypatch.setattr("winnowgp.estimators.regression.FEW_ROWS", 100)
     monkeypatch.setattr("winnowgp.estimators.regression.pooled", counted)
     grid = np.linspace(0, 6, 20)[:, None]
     elbos, predictions = [], []
@@ -325,6 +326,21 @@ def test_fit_of_repeated_measurements_is_that_of_all_rows(
     assert seen[0] <= 24
     assert elbos[0] == pytest.approx(elbos[1], abs=0.2)
     np.testing.assert_allclose(*predictions, atol=0.02)
+
+
+@pytest.mark.parametrize("rows", [60, 2100], ids=["all rows", "pooled"])
+def test_fit_of_groups_finds_their_effects(rows: int) -> None:
+    """A group that is held out as a whole could not be predicted from the others."""
+    rng = np.random.default_rng(0)
+    group = np.arange(rows) % 6
+    targets = rng.normal(size=6)[group] + 0.5 * rng.standard_normal(rows)
+    with short_fits():
+        model = SparseGPRegressor("rbf", hyper="point", random_state=0)
+        model.fit(np.eye(6)[group], targets)
+    assert 1 <= model.n_inducing_ <= 6
+    means = np.array([targets[group == number].mean() for number in range(6)])
+    best = 1 - (targets - means[group]).var() / targets.var()
+    assert model.score(np.eye(6)[group], targets) > 0.9 * best > 0.2
 
 
 def test_minibatches_weight_rows_by_their_known_noise() -> None:

@@ -44,8 +44,10 @@ from winnowgp.training.row_sampling import with_unit_weights
 _SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
 # Times this gain after which the evidence leaves no doubt.
 _CERTAIN = 2.0
-# Rows up to which held-out rows must confirm an optimum, and up to which ranks must.
-_FEW_ROWS, _FEWER_ROWS = 2000, 600
+FEW_ROWS = 2000
+"""Number of rows up to which held-out rows must confirm an optimum."""
+# Rows up to which their ranks must.
+_FEWER_ROWS = 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
@@ -75,10 +77,14 @@ def confirmed_optima(
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
 
-    The optima are returned as they are if there are many rows, if these cannot be held out, have
-    known noise or lack targets, and if an earlier fit is continued.
+    The optima are returned as they are if there are many rows, also if they were pooled to few, if
+    these cannot be held out, have known noise or lack targets, and if an earlier fit is continued.
     """
-    known = initial.complete and steps.can_hold_out and steps.data.N <= _FEW_ROWS
+    # Many rows may have been pooled to few.
+    few = steps.data.N <= FEW_ROWS and not (
+        steps.data.observations > FEW_ROWS and measured_repeatedly(steps.sample)
+    )
+    known = initial.complete and steps.can_hold_out and few
     if not known or steps.warm_start or not isinstance(steps.model, SparseGP):
         return initial
     data = with_unit_weights(steps.model, steps.sample)
@@ -249,19 +255,12 @@ def _splits(data: Dataset) -> Iterator[tuple[Dataset, Dataset]]:
     """Iterate over the rows without a fold, and the rows of the fold.
 
     Rows are dealt out in the order of their distance from the mean, so that each fold has its share
-    of outliers. Rows that were pooled stay together: one of them alone is not an observation.
+    of outliers.
     """
-    group = torch.arange(data.N, device=data.device)
-    if measured_repeatedly(data):
-        group = torch.unique(data.X, dim=0, return_inverse=True)[1]
-    count = int(group.max()) + 1
-    distance = (data.Y - data.Y.mean(0)).square().sum(1)
-    distance = distance.new_zeros(count).scatter_reduce(0, group, distance, "amax")
-    order = distance.argsort(descending=True, stable=True)
-    folds = min(_SMALL_FOLDS if count <= _SMALL else _FOLDS, count)
+    order = (data.Y - data.Y.mean(0)).square().sum(1).argsort(descending=True, stable=True)
+    folds = min(_SMALL_FOLDS if data.N <= _SMALL else _FOLDS, data.N)
     fold = torch.empty_like(order)
-    fold[order] = torch.arange(count, device=order.device) % folds
-    fold = fold[group]
+    fold[order] = torch.arange(data.N, device=order.device) % folds
     for index in range(folds):
         yield data.part((fold != index).nonzero()[:, 0]), data.part((fold == index).nonzero()[:, 0])
 

@@ -1,4 +1,4 @@
-"""Samples of rows that represent the whole table, and weights that make them honest."""
+"""Samples of rows that represent the whole table, and weights that make sums over them unbiased."""
 
 from dataclasses import replace
 
