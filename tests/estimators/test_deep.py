@@ -252,7 +252,7 @@ def test_deep_regressor_survives_joblib(fitted: DeepGPRegressor, tmp_path) -> No
         ({"layers": 0}, "`layers` must be an integer"),
         ({"layers": "auto", "width": (1, 2)}, "`width` must be one value for all layers"),
         ({"layers": "auto", "schedule": "paper", "alpha": 1.0}, "`layers` must be a number"),
-        ({"layers": "deep"}, "`layers` must be an integer"),
+        ({"layers": "deep"}, "`layers` must be an integer of at least 1, or 'auto'"),
         ({"width": (1, 2)}, "`width` must be one value, or one for each of 1 hidden layers"),
         ({"kernel": ("rbf",)}, "`kernel` must be one value, or one for each of 2 layers"),
         ({"kernel": "rbff"}, "the kernels are rbf"),

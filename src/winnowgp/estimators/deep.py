@@ -68,7 +68,11 @@ def _alphas(name: str, value: Any) -> float | tuple[float, ...] | None:
 
 def _layers(name: str, value: Any) -> int | None:
     """Validate `layers`: a number, or None for "auto"."""
-    return None if isinstance(value, str) and value == "auto" else validation.integer(name, value)
+    if not isinstance(value, str):
+        return validation.integer(name, value)
+    if value != "auto":
+        raise InputError(f"`{name}` must be an integer of at least 1, or 'auto'; got {value!r}.")
+    return None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
