@@ -24,6 +24,7 @@ _NAMES = {
         "GPLVM",
         "DeepGPClassifier",
         "DeepGPRegressor",
+        "MultiOutputGPRegressor",
         "SparseGPClassifier",
         "SparseGPRegressor",
         "TabularModel",
@@ -35,7 +36,14 @@ _NAMES = {
     # Importing it makes the classes known that a file may hold.
     "estimators.serialization": ("load",),
     "io": ("save",),
-    "models": ("DeepGP", "LatentVariableGP", "Posterior", "SparseGP", "VariationalGP"),
+    "models": (
+        "DeepGP",
+        "LatentVariableGP",
+        "MultiOutputGP",
+        "Posterior",
+        "SparseGP",
+        "VariationalGP",
+    ),
     "training": ("Checkpoint", "FitResult", "fit"),
 }
 _PACKAGES = {name: package for package, names in _NAMES.items() for name in names}

@@ -15,6 +15,7 @@ from winnowgp.estimators.evaluation import (
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
@@ -25,6 +26,7 @@ __all__ = [
     "CrossValidation",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "MultiOutputGPRegressor",
     "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",

@@ -27,6 +27,7 @@ from winnowgp.models import (
     DeepPosterior,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
     Prediction,
 )
@@ -44,7 +45,9 @@ ROWS = 16_384
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
 
-AnyPosterior: TypeAlias = Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+AnyPosterior: TypeAlias = (
+    Posterior | HeteroscedasticPosterior | MixturePosterior | MultiOutputPosterior | DeepPosterior
+)
 """A posterior of observed inputs."""
 
 

@@ -25,6 +25,7 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_lo
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
+from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.stream_records import StreamRecord
 from winnowgp.estimators.target_scaler import TargetScaler
@@ -35,6 +36,7 @@ from winnowgp.models import (
     HeteroscedasticPosterior,
     LatentPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
 )
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
@@ -82,6 +84,15 @@ _DEEP: _Fields = _ANY | {
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
     "frontiers_": tuple[Frontier | None, ...],
+}
+_PROCESSES: _Fields = _ANY | {
+    "_x_scaler": Standardiser,
+    "posterior_": MultiOutputPosterior,
+    "alpha_": float | None,
+    "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
+    "inclusion_": tuple[Float[np.ndarray, " _"], ...],
+    "frontier_": SizeFrontier,
+    "evidence_": Evidence,
 }
 _GPLVM: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -194,6 +205,19 @@ def _restore_deep(model: Any) -> None:
     model.inducing_points_ = layer_locations(points, model._x_scaler)
 
 
+def _restore_processes(model: Any) -> None:
+    D, posterior = model.n_features_in_, model.posterior_
+    widths = {posterior.Z.shape[1], len(model._x_scaler.shift)}
+    widths |= {points.shape[1] for points in model.candidates_}
+    _require(widths == {D}, f"has {D} inputs, but inducing points or a scaler of another width")
+    counts = [len(points) for points in model.candidates_]
+    _require(
+        [len(inclusion) for inclusion in model.inclusion_] == counts and len(counts) == posterior.Q,
+        "does not have one set of candidates per process",
+    )
+    model._set_processes()
+
+
 def _restore_targets(model: Any) -> None:
     likelihood = model.posterior_.likelihood
     _check_likelihood(model.likelihood, likelihood)
@@ -256,4 +280,7 @@ _register_estimator(
 )
 _register_estimator(DeepGPRegressor, _DEEP | _REGRESSION, _restore_deep, _restore_targets)
 _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _restore_classes)
+_register_estimator(
+    MultiOutputGPRegressor, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets
+)
 _register_estimator(GPLVM, _GPLVM, _restore_latent)

@@ -10,6 +10,8 @@ from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikeli
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.locations import ModelLocations
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
+from winnowgp.models.multi_output import MultiOutputGP
+from winnowgp.models.multi_output_posterior import MultiOutputPosterior
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
@@ -30,6 +32,8 @@ __all__ = [
     "LogVarianceLikelihood",
     "MixturePosterior",
     "ModelLocations",
+    "MultiOutputGP",
+    "MultiOutputPosterior",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",

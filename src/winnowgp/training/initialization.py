@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.models import MultiOutputGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
@@ -219,7 +220,7 @@ def shorten_lengthscales(kernel: Kernel, data: Dataset) -> bool:
     return changed
 
 
-def lift_noise(model: InducingModel, rows: Dataset) -> None:
+def lift_noise(model: InducingModel | MultiOutputGP, rows: Dataset) -> None:
     """Reset noise that has reached its lower constraint, where its gradient vanishes."""
     noise = noise_of(model.likelihood)
     if noise is None:
