@@ -102,7 +102,7 @@ def equal_numbers(model: MultiOutputGPRegressor, X: Values, Y: Values, M: int) -
     ]
     gp = multi_output_gp(posterior, points)
     maximise_elbo(
-        gp, x, objective=gp.chunked_bound(data), stop=Stop(5e-6 * y.isfinite().sum(), 20, 500)
+        gp, x, objective=gp.chunked_bound(data), stop=Stop(5e-6 * data.N * data.P, 20, 500)
     )
     model.posterior_ = gp.posterior(data)
     return gp.fixed_bound(data)

@@ -22,8 +22,10 @@ _NAMES = {
     "data": ("DataTable", "Dataset", "MaskedMatrix", "read_table"),
     "estimators": (
         "GPLVM",
+        "AdditiveGPRegressor",
         "DeepGPClassifier",
         "DeepGPRegressor",
+        "MultiFidelityGPRegressor",
         "MultiOutputGPRegressor",
         "SparseGPClassifier",
         "SparseGPRegressor",

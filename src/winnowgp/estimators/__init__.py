@@ -15,7 +15,11 @@ from winnowgp.estimators.evaluation import (
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.multi_output import MultiOutputGPRegressor
+from winnowgp.estimators.multi_output import (
+    AdditiveGPRegressor,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+)
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
@@ -23,9 +27,11 @@ from winnowgp.estimators.tabular_model import TabularModel
 
 __all__ = [
     "GPLVM",
+    "AdditiveGPRegressor",
     "CrossValidation",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "MultiFidelityGPRegressor",
     "MultiOutputGPRegressor",
     "PairedDifference",
     "SparseGPClassifier",

@@ -25,6 +25,7 @@ from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     MixturePosterior,
     MultiOutputPosterior,
@@ -46,7 +47,12 @@ NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
 
 AnyPosterior: TypeAlias = (
-    Posterior | HeteroscedasticPosterior | MixturePosterior | MultiOutputPosterior | DeepPosterior
+    Posterior
+    | HeteroscedasticPosterior
+    | MixturePosterior
+    | MultiOutputPosterior
+    | FidelityPosterior
+    | DeepPosterior
 )
 """A posterior of observed inputs."""
 

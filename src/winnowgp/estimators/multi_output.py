@@ -1,29 +1,30 @@
 """Regression with several processes, each with inducing points of its own.
 
 Every estimator here is a `winnowgp.models.MultiOutputGP`, and has another mixing matrix: that of
-several targets is learnt.
+several targets is learnt, that of several fidelities is a triangle, and a sum of effects has ones.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from winnowgp import training
-from winnowgp.data import Dataset, Source
+from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.docstrings import documented
-from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.kernels import ComposedKernel, kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import MultiOutputGP
+from winnowgp.models import FidelityPosterior, MultiOutputGP, MultiOutputPosterior
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.checkpoint import CheckpointLog
 
@@ -136,7 +137,7 @@ class ProcessEstimator(NumericTargets, ABC):
 
     def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
         """Return the kernels that training begins with, one for each process."""
-        kernels = [kernel_from(params.kernel, D) for _ in range(Q)]
+        kernels = [kernel_from(params.kernel, D, scale=params.x_scaler.scale) for _ in range(Q)]
         for kernel in kernels if params.priors == "weak" else ():
             add_weak_priors(kernel)
         return kernels
@@ -145,7 +146,15 @@ class ProcessEstimator(NumericTargets, ABC):
         """Accept all combinations of parameters."""
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
-        check_kernel_columns(kernel_from(params.kernel, D), D)
+        self._parse_kernel(
+            params, [str(name) for name in getattr(self, "feature_names_in_", ())], D
+        )
+
+    def _parse_kernel(self, params: validation.Parameters, names: Sequence[str], D: int) -> None:
+        if isinstance(params.kernel, str):
+            columns = {name: [number] for number, name in enumerate(names)}
+            params.kernel = parse_kernel(params.kernel, D, columns=columns)
+        check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
         """Accept known noise and missing targets."""
@@ -189,8 +198,8 @@ class ProcessEstimator(NumericTargets, ABC):
 
     def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
         self.posterior_ = result.posterior.cpu().double()
-        self.elbo_ = result.elbo
-        self.elbo_gap_ = result.elbo_gap / result.frontier.N
+        assert result.frontier is not None
+        self.elbo_, self.elbo_gap_ = result.elbo, result.elbo_gap / result.frontier.N
         self.evidence_, self.frontier_ = result.evidence, result.frontier
         self.alpha_ = result.selections[0].alpha
         self.candidates_ = self._locations(result.candidates)
@@ -199,9 +208,15 @@ class ProcessEstimator(NumericTargets, ABC):
 
     def _set_processes(self) -> None:
         """Set the attributes that follow from the posterior."""
-        self.kernels_ = list(self.posterior_.kernels)
-        self.n_inducing_ = self.posterior_.sizes
-        self.inducing_points_ = self._locations(self.posterior_.inducing_points)
+        self.kernels_ = self._processes.kernels
+        self.n_inducing_ = self._processes.sizes
+        self.inducing_points_ = self._locations(self._processes.inducing_points)
+
+    @property
+    def _processes(self) -> MultiOutputPosterior:
+        """The posterior of all processes."""
+        posterior = self.posterior_
+        return posterior.function if isinstance(posterior, FidelityPosterior) else posterior
 
     def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
         return tuple(self._x_scaler.inverse(each.cpu().double()).numpy() for each in points)
@@ -209,7 +224,7 @@ class ProcessEstimator(NumericTargets, ABC):
     @property
     def mixing_(self) -> np.ndarray[Any, Any]:
         """Mixing matrix `[P Q]`, in the units of the targets."""
-        return (self._y_scaler.columns.scale[:, None] * self.posterior_.mixing).numpy()
+        return (self._y_scaler.columns.scale[:, None] * self._processes.mixing).numpy()
 
 
 @final
@@ -266,3 +281,179 @@ class MultiOutputGPRegressor(ProcessEstimator):
                 # The mixing matrix has the variances.
                 kernel.raw_outputscale.requires_grad_(False)
         return kernels
+
+
+def _column(name: str, value: Any) -> int | str:
+    """Validate a column by number or name."""
+    number = isinstance(value, Integral) and not isinstance(value, bool)
+    if not number and not isinstance(value, str):
+        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
+    return int(value) if number else value
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class MultiFidelityGPRegressor(ProcessEstimator):
+    """Regression of observations of several fidelities, the lower of which are cheaper.
+
+    The function of a fidelity is a multiple of the lower ones plus a discrepancy (Kennedy and
+    O'Hagan 2000): f_0 = δ_0, f_1 = ρ_10 δ_0 + δ_1, f_2 = ρ_20 δ_0 + ρ_21 δ_1 + δ_2. Each δ is a
+    process with a kernel and inducing points of its own, and each fidelity has its noise. A column
+    of `X` says which fidelity a row was observed at; in predictions, which one is predicted.
+
+    Args:
+        fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
+            Its values may be any numbers, larger ones are higher fidelities.
+
+    Attributes:
+        fidelities_: values of the column of fidelities, in ascending order.
+        rho_: the mixing of the discrepancies `[F F]`, a lower triangle with ones on its diagonal.
+
+    >>> x = np.linspace(0, 1, 30)
+    >>> low, high = np.column_stack([x, 0 * x]), np.column_stack([x[::6], 0 * x[::6] + 1])
+    >>> y = np.concatenate([np.sin(8 * x), 2 * np.sin(8 * x[::6]) + x[::6]])
+    >>> model = MultiFidelityGPRegressor(random_state=0).fit(np.concatenate([low, high]), y)
+    >>> model.predict([[0.5, 1.0]]).round(1)
+    array([-1.])
+    """
+
+    fidelity: int | str = -1
+
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **ProcessEstimator._constraints,
+        "fidelity": _column,
+    }
+
+    @property
+    def fidelities_(self) -> np.ndarray[Any, Any]:
+        """Values of the column of fidelities, in ascending order."""
+        return self.posterior_.levels.numpy()
+
+    @property
+    def rho_(self) -> np.ndarray[Any, Any]:
+        """The mixing of the discrepancies `[F F]`."""
+        return self._processes.mixing.numpy()
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        column = params.fidelity
+        if isinstance(column, str):
+            if column not in names:
+                raise InputError(
+                    f"`fidelity` must be a column of `X`; got {column!r}. Pass a data frame for "
+                    "columns with names, or the number of the column."
+                )
+            column = names.index(column)
+        if not -D <= column < D or D < 2:
+            raise InputError(
+                f"`fidelity` must be one of at least two columns; got {self.fidelity!r} for {D}."
+            )
+        params.column = column % D
+        self._parse_kernel(params, [n for d, n in enumerate(names) if d != params.column], D - 1)
+
+    def _fit(self, rows: Source, params: validation.Parameters) -> None:
+        """Give each fidelity a target of its own, and train a model of these."""
+        data, column = rows.require_dataset("several fidelities"), params.column
+        levels, level = data.X[:, column].unique(return_inverse=True)
+        Y = torch.full((data.N, len(levels)), torch.nan, dtype=data.dtype)
+        Y.scatter_(1, level[:, None], data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        others = [d for d in range(data.D) if d != column]
+        super()._fit(Dataset(data.X[:, others], Y, data.weights, noise), params)
+        self.posterior_ = FidelityPosterior(self.posterior_, column=column, levels=levels)
+        shift, scale = torch.zeros(data.D).double(), torch.ones(data.D).double()
+        shift[others], scale[others] = self._x_scaler.shift, self._x_scaler.scale
+        self._x_scaler = Standardiser(shift, scale)
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(P, P).tril(), torch.ones(P, P, dtype=torch.bool).tril(-1)
+
+    def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+        scaler = self._x_scaler
+        if isinstance(self.posterior_, FidelityPosterior):
+            others = [d for d in range(self.n_features_in_) if d != self.posterior_.column]
+            scaler = Standardiser(scaler.shift[others], scaler.scale[others])
+        return tuple(scaler.inverse(each.cpu().double()).numpy() for each in points)
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class AdditiveGPRegressor(ProcessEstimator):
+    """Regression by a sum of effects, each with a band and inducing points of its own.
+
+    Every term of the kernel is a process. A sum of kernels in `SparseGPRegressor` is the same prior
+    with one set of inducing points, which must resolve all terms together; here an effect of one
+    column has points along this column only.
+
+    Args:
+        kernel: a sum such as "rbf[0] + periodic[1]" or "rbf[size] + rbf[age] + linear" (see
+            `winnowgp.estimators.kernels`), or a GPyTorch `AdditiveKernel`.
+
+    Attributes:
+        terms_: the terms of the kernel, strings if it is one.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(size=(60, 2))
+    >>> y = np.sin(6 * X[:, 0]) + X[:, 1]
+    >>> model = AdditiveGPRegressor(kernel="rbf[0] + rbf[1]", random_state=0).fit(X, y)
+    >>> model.predict_terms(X).shape, len(model.n_inducing_)
+    ((60, 2), 2)
+    """
+
+    kernel: Any = "rbf + linear"
+
+    def predict_terms(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of each effect, `[N Q]`, and on request its standard deviation.
+
+        The mean of `predict` is their sum plus the mean of the training targets. A constant may be
+        part of any effect, so that the band of an effect includes the uncertainty of its level.
+
+        Args:
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviations as well.
+        """
+        with torch.no_grad():
+            terms = self._processes.predict_terms(self._inputs(X))
+        scale = self._y_scaler.columns.scale
+        mean = (scale * terms.mean[0]).numpy()
+        return (mean, (scale * terms.variance[0].sqrt()).numpy()) if return_std else mean
+
+    @property
+    def terms_(self) -> list[Any]:
+        """The terms of the kernel."""
+        if isinstance(self.kernel, str):
+            names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+            columns = {name: [number] for number, name in enumerate(names)}
+            parsed = parse_kernel(self.kernel, self.n_features_in_, columns=columns)
+            assert isinstance(parsed, ComposedKernel)
+            return [term.text(columns) for term in parsed.operands]
+        return list(self.kernels_)
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        super()._check_columns(params, D)
+        expression = params.kernel
+        is_sum = isinstance(expression, ComposedKernel) and expression.is_sum
+        if not is_sum and not isinstance(expression, AdditiveKernel):
+            raise InputError(
+                "`kernel` must be a sum, each term of which is an effect, such as "
+                f"'rbf[0] + rbf[1]'; got {self.kernel!r}. Use `SparseGPRegressor` for one term."
+            )
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        if data.P > 1:
+            raise InputError(
+                f"a sum of effects needs one target; got {data.P}. Fit a model for each target."
+            )
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        whole = params.kernel
+        Q = len(whole.operands if isinstance(whole, ComposedKernel) else whole.kernels)
+        return torch.ones(1, Q), torch.zeros(1, Q, dtype=torch.bool)
+
+    def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
+        (whole,) = super()._kernels(params, D, 1)
+        assert isinstance(whole, AdditiveKernel)
+        return [kernel for kernel in whole.kernels if isinstance(kernel, Kernel)]

@@ -34,7 +34,12 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.estimators.target_scaler import TargetScaler, logarithm
-from winnowgp.models import MixturePosterior, MultiOutputPosterior, Posterior
+from winnowgp.models import (
+    FidelityPosterior,
+    MixturePosterior,
+    MultiOutputPosterior,
+    Posterior,
+)
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.observations import gaussian_noise
 
@@ -216,7 +221,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             )
         gaussian = is_plain(self.likelihood_, GaussianLikelihood)
         plain = gaussian and isinstance(
-            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior
+            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityPosterior
         )
         if self._takes_logarithm() or not plain:
             raise InputError(

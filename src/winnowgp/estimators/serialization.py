@@ -25,7 +25,11 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_lo
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
-from winnowgp.estimators.multi_output import MultiOutputGPRegressor
+from winnowgp.estimators.multi_output import (
+    AdditiveGPRegressor,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+)
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.stream_records import StreamRecord
 from winnowgp.estimators.target_scaler import TargetScaler
@@ -33,6 +37,7 @@ from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     LatentPosterior,
     MixturePosterior,
@@ -87,7 +92,7 @@ _DEEP: _Fields = _ANY | {
 }
 _PROCESSES: _Fields = _ANY | {
     "_x_scaler": Standardiser,
-    "posterior_": MultiOutputPosterior,
+    "posterior_": MultiOutputPosterior | FidelityPosterior,
     "alpha_": float | None,
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
@@ -206,10 +211,17 @@ def _restore_deep(model: Any) -> None:
 
 
 def _restore_processes(model: Any) -> None:
-    D, posterior = model.n_features_in_, model.posterior_
-    widths = {posterior.Z.shape[1], len(model._x_scaler.shift)}
+    D, posterior = model.n_features_in_, model._processes
+    several = isinstance(model, MultiFidelityGPRegressor)
+    _require(
+        isinstance(model.posterior_, FidelityPosterior) == several
+        and (not several or 0 <= model.posterior_.column < D),
+        "has a posterior of another kind",
+    )
+    # The column of fidelities is not an input of the processes.
+    widths = {posterior.Z.shape[1], len(model._x_scaler.shift) - several}
     widths |= {points.shape[1] for points in model.candidates_}
-    _require(widths == {D}, f"has {D} inputs, but inducing points or a scaler of another width")
+    _require(widths == {D - several}, f"has {D} inputs, but points or a scaler of another width")
     counts = [len(points) for points in model.candidates_]
     _require(
         [len(inclusion) for inclusion in model.inclusion_] == counts and len(counts) == posterior.Q,
@@ -280,7 +292,6 @@ _register_estimator(
 )
 _register_estimator(DeepGPRegressor, _DEEP | _REGRESSION, _restore_deep, _restore_targets)
 _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _restore_classes)
-_register_estimator(
-    MultiOutputGPRegressor, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets
-)
+for _cls in (MultiOutputGPRegressor, MultiFidelityGPRegressor, AdditiveGPRegressor):
+    _register_estimator(_cls, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets)
 _register_estimator(GPLVM, _GPLVM, _restore_latent)

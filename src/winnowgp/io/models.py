@@ -180,6 +180,15 @@ def _multi_output_posterior(
     return posterior
 
 
+@register("FidelityPosterior", models.FidelityPosterior)
+def _fidelity_posterior(
+    function: models.MultiOutputPosterior, column: int, levels: Float[Tensor, " P"]
+) -> models.FidelityPosterior:
+    if len(levels) != function.P or not bool((levels.diff() > 0).all()):
+        raise ModelFileError("a FidelityPosterior does not have ascending levels for its targets")
+    return models.FidelityPosterior(function, column=column, levels=levels)
+
+
 def _gaussian_noise(likelihood: Likelihood, P: int) -> GaussianLikelihood:
     """Return a likelihood that must have a noise variance for each of P targets."""
     if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.shape != (P,):

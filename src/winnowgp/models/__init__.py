@@ -11,7 +11,7 @@ from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.locations import ModelLocations
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.multi_output import MultiOutputGP
-from winnowgp.models.multi_output_posterior import MultiOutputPosterior
+from winnowgp.models.multi_output_posterior import FidelityPosterior, MultiOutputPosterior
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
@@ -23,6 +23,7 @@ __all__ = [
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",
+    "FidelityPosterior",
     "HeteroscedasticGP",
     "HeteroscedasticPosterior",
     "JointPosterior",

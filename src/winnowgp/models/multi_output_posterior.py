@@ -7,14 +7,16 @@ from typing import final
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
 from winnowgp.models.observations import Prediction
+from winnowgp.models.quantiles import check_probabilities
 
 # Rows predicted at once, as in `posterior`.
 _ROWS = 2048
@@ -271,6 +273,100 @@ class MultiOutputPosterior(nn.Module):
         D = self._points[0].shape[1]
         if X.dim() != 2 or X.shape[1] != D:
             raise InputError(f"`X` must have {D} columns as in training; got {list(X.shape)}.")
+
+
+@final
+class FidelityPosterior(nn.Module):
+    """Predictions of the fidelity that a column of the inputs names.
+
+    Args:
+        function: the posterior of all fidelities, one target each.
+        column: the column of the inputs that is the fidelity.
+        levels: values of this column, in ascending order, one for each target of `function`.
+    """
+
+    levels: Tensor
+
+    def __init__(
+        self, function: MultiOutputPosterior, *, column: int, levels: Float[Tensor, " P"]
+    ) -> None:
+        super().__init__()
+        self.function, self.column = function, column
+        self.register_buffer("levels", levels.detach().clone())
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Gaussian noise with a variance for each fidelity."""
+        return self.function.likelihood
+
+    @property
+    def Z(self) -> Float[Tensor, "M D"]:
+        """Inducing points of all processes, one after another, without the fidelity."""
+        return self.function.Z
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of all processes."""
+        return self.function.M
+
+    @property
+    def P(self) -> int:
+        """Number of targets, which is one."""
+        return 1
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+        """Return the mean of each row at its fidelity."""
+        return self.predict(X).mean
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row at its fidelity; see `MultiOutputPosterior`."""
+        inputs, level = self._divided(X)
+        known = None if noise is None else noise.expand(-1, self.function.P)
+        every = self.function.predict(inputs, observed=observed, noise=known)
+        return Prediction(every.mean.gather(1, level), every.variance.gather(1, level))
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N 1"],
+        *,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "N 1"]:
+        """Return log p(y) of each row at its fidelity, in nats."""
+        y = self.predict(X, observed=True, noise=noise)
+        return Normal(y.mean, y.variance.sqrt()).log_prob(Y)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " R"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "R N 1"]:
+        """Return quantiles of each row at its fidelity; see `MultiOutputPosterior`."""
+        y = self.predict(X, observed=observed, noise=noise)
+        check_probabilities(probabilities)
+        return Normal(y.mean, y.variance.sqrt()).icdf(probabilities[:, None, None])
+
+    def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
+        """Return the other columns, and the index of each row's fidelity."""
+        values = X[:, self.column].contiguous()
+        level = torch.searchsorted(self.levels, values).clamp_max(len(self.levels) - 1)
+        unknown = values[self.levels[level] != values]
+        if len(unknown):
+            raise InputError(
+                f"`X` must have one of the fidelities {self.levels.tolist()} in column "
+                f"{self.column}; got {unknown[0].item():g}."
+            )
+        others = [d for d in range(X.shape[1]) if d != self.column]
+        return X[:, others], level[:, None]
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:

@@ -327,11 +327,16 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
         variants.append((0.3, decay, 0.01))
     for factor, next_factor, noise in variants:
         start = copy_module(model)
-        for q, kernel in enumerate(start.kernels):
-            scale = factor * max(next_factor**q, 0.1)
-            for part in initialization.trainable_lengthscales(kernel):
-                spread = initialization.column_spread(part, data)
-                initialization.set_within(part, "lengthscale", scale * spread)
+        parts = [
+            (part, max(next_factor**q, 0.1))
+            for q, kernel in enumerate(start.kernels)
+            for part in initialization.trainable_lengthscales(kernel)
+        ]
+        # Terms of a sum keep the ratios of their lengthscales: equal terms would stay equal.
+        ratios = initialization.relative_lengthscales([part for part, _ in parts])
+        for (part, decayed), ratio in zip(parts, ratios, strict=True):
+            lengthscale = factor * decayed * ratio * initialization.column_spread(part, data)
+            initialization.set_within(part, "lengthscale", lengthscale)
         initialization.set_noise(start.likelihood, (noise * variance).clamp_min(1e-5))
         if learnt:
             with torch.no_grad():

@@ -153,7 +153,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     lengthscales = trainable_lengthscales(model.kernel)
-    ratios = _relative_lengthscales(lengthscales)
+    ratios = relative_lengthscales(lengthscales)
     columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
@@ -175,7 +175,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     return starts
 
 
-def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
+def relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
     """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
     first: dict[torch.Size, Tensor] = {}
     ratios: list[Tensor | float] = []
