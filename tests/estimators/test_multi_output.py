@@ -65,9 +65,16 @@ def test_outputs_allocate_points_by_smoothness(fitted: dict[str, Any]) -> None:
 
 def test_mixing_reconstructs_predictions_from_processes(fitted: dict[str, Any]) -> None:
     model = fitted["outputs"]
-    means, _ = model.posterior_.processes(model._inputs(X))
     level = model._y_scaler.columns.shift.numpy()
-    np.testing.assert_allclose(means.numpy() @ model.mixing_.T + level, model.predict(X))
+    np.testing.assert_allclose(
+        model.predict_processes(X) @ model.mixing_.T + level, model.predict(X)
+    )
+    low = fitted["fidelities"]
+    first = FIDELITIES["level"] == 0
+    np.testing.assert_allclose(
+        low.mixing_[0, 0] * low.predict_processes(FIDELITIES)[first, 0] + CURVE.mean(),
+        low.predict(FIDELITIES)[first],
+    )
 
 
 def test_independent_targets_have_a_process_each() -> None:

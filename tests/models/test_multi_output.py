@@ -173,8 +173,8 @@ def test_posterior_with_all_rows_is_dense_conditional() -> None:
     samples = posterior.sample(X, 20_000, generator=g).flatten(1)
     # Covariances of 20,000 draws: standard errors are at most 1.0 · √(2/20,000) = 0.01.
     torch.testing.assert_close(torch.cov(samples.mT), joint, rtol=0, atol=0.04)
-    terms = posterior.predict_terms(X)
-    torch.testing.assert_close(terms.mean.sum(2).mT, prediction.mean)
+    processes, _ = posterior.processes(X)
+    torch.testing.assert_close(processes @ MIXING.mT, prediction.mean)
 
 
 def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:

@@ -131,6 +131,24 @@ class ProcessEstimator(NumericTargets, ABC):
         mean, sd = self._y_scaler.moments(prediction.mean, prediction.variance)
         return (mean, sd) if return_std else mean
 
+    def predict_processes(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of each process, `[N Q]`, and on request its standard deviation.
+
+        Predictions of the targets are `mixing_` times the processes, plus the mean of the training
+        targets.
+
+        Args:
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviations as well.
+        """
+        mean, covariance = self._processes.processes(self._process_inputs(X))
+        variance = covariance.diagonal(dim1=1, dim2=2)
+        return (mean.numpy(), variance.sqrt().numpy()) if return_std else mean.numpy()
+
+    def _process_inputs(self, X: Any) -> Tensor:
+        """Validate inputs; return those of the processes, standardised."""
+        return self._inputs(X)
+
     @abstractmethod
     def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
         """Return the initial mixing matrix, and which of its entries are learnt, `[P Q]`."""
@@ -369,11 +387,17 @@ class MultiFidelityGPRegressor(ProcessEstimator):
     def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
         return torch.ones(P, P).tril(), torch.ones(P, P, dtype=torch.bool).tril(-1)
 
+    def _process_inputs(self, X: Any) -> Tensor:
+        return self._inputs(X)[:, self._others()]
+
+    def _others(self) -> list[int]:
+        """Return the columns other than that of the fidelity."""
+        return [d for d in range(self.n_features_in_) if d != self.posterior_.column]
+
     def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
         scaler = self._x_scaler
         if isinstance(self.posterior_, FidelityPosterior):
-            others = [d for d in range(self.n_features_in_) if d != self.posterior_.column]
-            scaler = Standardiser(scaler.shift[others], scaler.scale[others])
+            scaler = Standardiser(scaler.shift[self._others()], scaler.scale[self._others()])
         return tuple(scaler.inverse(each.cpu().double()).numpy() for each in points)
 
 
@@ -414,11 +438,9 @@ class AdditiveGPRegressor(ProcessEstimator):
             X: inputs `[N D]`.
             return_std: whether to return the standard deviations as well.
         """
-        with torch.no_grad():
-            terms = self._processes.predict_terms(self._inputs(X))
-        scale = self._y_scaler.columns.scale
-        mean = (scale * terms.mean[0]).numpy()
-        return (mean, (scale * terms.variance[0].sqrt()).numpy()) if return_std else mean
+        mean, sd = self.predict_processes(X, return_std=True)
+        scale = self._y_scaler.columns.scale.numpy()
+        return (scale * mean, scale * sd) if return_std else scale * mean
 
     @property
     def terms_(self) -> list[Any]:

@@ -151,12 +151,6 @@ class MultiOutputPosterior(nn.Module):
         means, covariances = zip(*blocks, strict=True)
         return torch.cat(means), torch.cat(covariances)
 
-    def predict_terms(self, X: Float[Tensor, "N D"]) -> Prediction:
-        """Return mean and variance of what each process adds to each target, `[P N Q]`."""
-        means, covariances = self.processes(X)
-        W = self.mixing[:, None]
-        return Prediction(W * means, W.square() * covariances.diagonal(dim1=1, dim2=2).clamp_min(0))
-
     def covariance(
         self,
         X: Float[Tensor, "N D"],
