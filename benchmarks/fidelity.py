@@ -4,8 +4,9 @@
     python benchmarks/fidelity.py --summary                # print the results as Markdown
 
 Functions and numbers of rows of each fidelity as in Cutajar et al. (2019): Currin 12/5, Park 30/5,
-Borehole 60/5, Branin 80/30/10, Hartmann-3 80/40/20. Inputs are drawn uniformly; observations have
-no noise; 1,000 test rows of the highest fidelity. Each design is fitted by
+Borehole 60/5, Branin 80/30/10, Hartmann-3 80/40/20. Inputs are Latin hypercubes, one for each
+fidelity; observations have no noise; 1,000 test rows are of the highest fidelity. Each design is
+fitted by
 
 - linear: `MultiFidelityGPRegressor()`, the autoregressive model of Kennedy & O'Hagan,
 - single: `SparseGPRegressor()` on the rows of the highest fidelity,
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats.qmc import LatinHypercube
 
 from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missing, timed
 from winnowgp import MultiFidelityGPRegressor, SparseGPRegressor
@@ -130,7 +132,7 @@ def run(name: str, seed: int) -> Row:
     warnings.simplefilter("ignore")
     rng = np.random.default_rng(seed)
     function, D, counts = PROBLEMS[name]
-    parts = [rng.uniform(size=(count, D)) for count in counts]
+    parts = [LatinHypercube(D, rng=rng).random(count) for count in counts]
     X = np.concatenate(parts)
     y = np.concatenate([function(part, level) for level, part in enumerate(parts)])
     levels = np.repeat(np.arange(len(counts)), counts)
