@@ -21,6 +21,7 @@ from winnowgp.estimators.multi_output import (
     MultiOutputGPRegressor,
 )
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.table_outputs import MultiOutputTable, fit_outputs_table
 from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
 from winnowgp.estimators.tabular_model import TabularModel
@@ -33,6 +34,7 @@ __all__ = [
     "DeepGPRegressor",
     "MultiFidelityGPRegressor",
     "MultiOutputGPRegressor",
+    "MultiOutputTable",
     "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",
@@ -45,6 +47,7 @@ __all__ = [
     "evaluate_model",
     "export_numpy",
     "export_onnx",
+    "fit_outputs_table",
     "fit_table",
     "kernel_from",
     "permutation_importance",

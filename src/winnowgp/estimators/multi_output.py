@@ -303,10 +303,11 @@ class MultiOutputGPRegressor(ProcessEstimator):
 
 def _column(name: str, value: Any) -> int | str:
     """Validate a column by number or name."""
-    number = isinstance(value, Integral) and not isinstance(value, bool)
-    if not number and not isinstance(value, str):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
-    return int(value) if number else value
+    return int(value)
 
 
 @final
