@@ -140,6 +140,25 @@ def test_effects_sum_to_the_prediction(fitted: dict[str, Any]) -> None:
     assert model.terms_ == ["rbf[a]", "rbf[b]"]
 
 
+def test_averages_over_boxes_recover_the_function(tmp_path: Path) -> None:
+    edges = np.linspace(0, 4, 17)
+    centres, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+    average = (np.cos(3 * edges[:-1]) - np.cos(3 * edges[1:])) / (3 * width)
+    rows = pd.DataFrame({"w": np.full(16, width), "x": centres})
+    model = MultiOutputGPRegressor(widths=["w"], priors=None, random_state=0)
+    model.fit(rows, 10 + 5 * average)
+    x = np.linspace(0.3, 3.7, 50)
+    points = pd.DataFrame({"w": 0.0, "x": x})
+    truth = 10 + 5 * np.sin(3 * x)
+    assert np.sqrt(np.mean((model.predict(points) - truth) ** 2)) < 0.1
+    # Averages are smaller than the function at its extremes.
+    assert np.abs(5 * average).max() < 4.9 < np.abs(model.predict(points) - 10).max()
+    again = load(model.save(tmp_path / "boxes.winnow"))
+    np.testing.assert_array_equal(again.predict(points), model.predict(points))
+    with pytest.raises(InputError, match="negative widths"):
+        clone(model).fit(-rows, average)
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_saved_estimator_predicts_the_same(
     name: str, fitted: dict[str, Any], tmp_path: Path
@@ -186,7 +205,10 @@ def test_random_state_determines_the_fit(fitted: dict[str, Any]) -> None:
         (MultiOutputGPRegressor(schedule="paper"), "`schedule` must be 'fast' where"),
         (MultiOutputGPRegressor(mixing="both"), "`mixing` must be 'lmc' or 'independent'"),
         (MultiOutputGPRegressor(mixing="independent", n_latents=2), "`n_latents` is for"),
-        (MultiFidelityGPRegressor(fidelity=0), "one of at least two columns"),
+        (MultiFidelityGPRegressor(fidelity=0), "at least one column besides the fidelity"),
+        (MultiFidelityGPRegressor(fidelity=1), "of which there are 1; got 1"),
+        (MultiOutputGPRegressor(widths=[0]), "half of the 1 columns"),
+        (MultiOutputGPRegressor(widths="w"), "must be a list of columns"),
         (MultiFidelityGPRegressor(fidelity="level"), "got 'level'. Pass a data frame"),
         (MultiFidelityGPRegressor(fidelity=0.5), "by number or name; got 0.5"),
         (AdditiveGPRegressor(kernel="rbf"), "must be a sum, each term"),

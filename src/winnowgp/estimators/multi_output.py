@@ -24,7 +24,7 @@ from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import ComposedKernel, kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import FidelityPosterior, MultiOutputGP, MultiOutputPosterior
+from winnowgp.models import BoxKernel, FidelityPosterior, MultiOutputGP, MultiOutputPosterior
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.checkpoint import CheckpointLog
 
@@ -57,6 +57,35 @@ def _only(choice: Any) -> validation.Constraint:
     return check
 
 
+def _column(name: str, value: Any) -> int | str:
+    """Validate a column by number or name."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
+    return int(value)
+
+
+def _columns(name: str, value: Any) -> list[int | str]:
+    """Validate several columns by number or name."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InputError(f"`{name}` must be a list of columns of `X`; got {value!r}.")
+    return [_column(name, each) for each in value]
+
+
+def _number(name: str, column: int | str, names: Sequence[str], D: int) -> int:
+    """Return the number of a column of `X`, which may be given by name or from the end."""
+    if isinstance(column, str) and column not in names:
+        raise InputError(
+            f"`{name}` must be a column of `X`; got {column!r}. Pass a data frame for columns with "
+            "names, or the number of the column."
+        )
+    number = names.index(column) if isinstance(column, str) else column
+    if not -D <= number < D:
+        raise InputError(f"`{name}` must be a column of `X`, of which there are {D}; got {column}.")
+    return number % D
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ProcessEstimator(NumericTargets, ABC):
     """The base class of regressors that mix several processes.
@@ -72,6 +101,10 @@ class ProcessEstimator(NumericTargets, ABC):
         max_points: largest number of inducing points of all processes together; they are allocated
             where they gain most. With a `tolerance` fewer are kept if they are within it.
         n_candidates: largest number of candidates of all processes together; 1,536 by default.
+        widths: columns of `X` that are widths of boxes, by number or name, one for each other
+            column and in their order. Targets are then averages over boxes around the other
+            columns; a width of zero is a point, also in predictions. None by default. The cost
+            grows with 25 for each column; see `winnowgp.models.BoxKernel`.
         priors: "weak" adds priors of short lengthscales, kernel variances and noise, as in
             `SparseGPRegressor`; None adds none.
         likelihood: "gaussian".
@@ -95,10 +128,12 @@ class ProcessEstimator(NumericTargets, ABC):
     """
 
     max_points: int | None = None
+    widths: Sequence[int | str] | None = None
     priors: str | None = "weak"
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
+        "widths": validation.optional(_columns),
         "likelihood": _gaussian,
         "noise": _only("target"),
         "schedule": _only("fast"),
@@ -155,7 +190,7 @@ class ProcessEstimator(NumericTargets, ABC):
 
     def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
         """Return the kernels that training begins with, one for each process."""
-        kernels = [kernel_from(params.kernel, D, scale=params.x_scaler.scale) for _ in range(Q)]
+        kernels = [kernel_from(params.kernel, D, scale=params.kernel_scale) for _ in range(Q)]
         for kernel in kernels if params.priors == "weak" else ():
             add_weak_priors(kernel)
         return kernels
@@ -164,15 +199,34 @@ class ProcessEstimator(NumericTargets, ABC):
         """Accept all combinations of parameters."""
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
-        self._parse_kernel(
-            params, [str(name) for name in getattr(self, "feature_names_in_", ())], D
-        )
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        self._check_inputs(params, names, D)
 
-    def _parse_kernel(self, params: validation.Parameters, names: Sequence[str], D: int) -> None:
+    def _check_inputs(self, params: validation.Parameters, names: Sequence[str], D: int) -> None:
+        """Check kernel and widths for the D columns of the processes."""
+        params.boxes = [_number("widths", each, names, D) for each in params.widths or ()]
+        if len(set(params.boxes)) != len(params.boxes) or 2 * len(params.boxes) not in (0, D):
+            raise InputError(
+                f"`widths` must be half of the {D} columns, one for each other column; got "
+                f"{self.widths!r}."
+            )
+        centres = [d for d in range(D) if d not in params.boxes]
         if isinstance(params.kernel, str):
-            columns = {name: [number] for number, name in enumerate(names)}
-            params.kernel = parse_kernel(params.kernel, D, columns=columns)
-        check_kernel_columns(kernel_from(params.kernel, D, scale=torch.ones(D)), D)
+            columns = {str(names[d]): [i] for i, d in enumerate(centres)} if names else {}
+            params.kernel = parse_kernel(params.kernel, len(centres), columns=columns)
+        kernel = kernel_from(params.kernel, len(centres), scale=torch.ones(len(centres)))
+        check_kernel_columns(kernel, len(centres))
+
+    def _input_scaler(self, rows: Dataset, params: validation.Parameters) -> Standardiser:
+        """Return the scaler of the inputs; a width has the scale of its column, and no shift."""
+        scaler = super()._input_scaler(rows, params)
+        centres = [d for d in range(rows.D) if d not in params.boxes]
+        if params.boxes:
+            if bool((rows.X[:, params.boxes] < 0).any()):
+                raise InputError("`X` must not have negative widths; take their absolute values.")
+            scaler.shift[params.boxes], scaler.scale[params.boxes] = 0.0, scaler.scale[centres]
+        params.kernel_scale = scaler.scale[centres]
+        return scaler
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
         """Accept known noise and missing targets."""
@@ -186,8 +240,11 @@ class ProcessEstimator(NumericTargets, ABC):
     ) -> MultiOutputGP:
         mixing, learnt = self._mixing(params, data.P)
         Q = mixing.shape[1]
+        kernels = self._kernels(params, data.D - len(params.boxes), Q)
+        if params.boxes:
+            kernels = [BoxKernel(kernel, widths=params.boxes) for kernel in kernels]
         model = MultiOutputGP(
-            self._kernels(params, data.D, Q),
+            kernels,
             [torch.zeros(0, data.D, dtype=data.dtype)] * Q,
             mixing=mixing.to(data.dtype),
             learnt=learnt,
@@ -301,15 +358,6 @@ class MultiOutputGPRegressor(ProcessEstimator):
         return kernels
 
 
-def _column(name: str, value: Any) -> int | str:
-    """Validate a column by number or name."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
-    return int(value)
-
-
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -356,20 +404,16 @@ class MultiFidelityGPRegressor(ProcessEstimator):
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        column = params.fidelity
-        if isinstance(column, str):
-            if column not in names:
-                raise InputError(
-                    f"`fidelity` must be a column of `X`; got {column!r}. Pass a data frame for "
-                    "columns with names, or the number of the column."
-                )
-            column = names.index(column)
-        if not -D <= column < D or D < 2:
-            raise InputError(
-                f"`fidelity` must be one of at least two columns; got {self.fidelity!r} for {D}."
-            )
-        params.column = column % D
-        self._parse_kernel(params, [n for d, n in enumerate(names) if d != params.column], D - 1)
+        params.column = _number("fidelity", params.fidelity, names, D)
+        if D < 2:
+            raise InputError("`X` must have at least one column besides the fidelity; got one.")
+        others = [d for d in range(D) if d != params.column]
+        # Widths are columns of X; the processes see the columns without the fidelity.
+        widths = [_number("widths", each, names, D) for each in params.widths or ()]
+        if params.column in widths:
+            raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
+        params.widths = [others.index(d) for d in widths]
+        self._check_inputs(params, [names[d] for d in others] if names else (), D - 1)
 
     def _fit(self, rows: Source, params: validation.Parameters) -> None:
         """Give each fidelity a target of its own, and train a model of these."""
