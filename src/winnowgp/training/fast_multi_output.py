@@ -36,7 +36,7 @@ _FIRST, _MOST = 192, 1536
 _START, _POOL, _MOVE = 25, 40, 100
 # Share of the points that a step towards a limit leaves.
 _SHRINK = 0.75
-# Fewest iterations of a run that the budget limits, and the share of the remaining work that one run
+# Fewest iterations of a run that the budget limits, and the share of the remaining work that a run
 # may take.
 _LEAST, _SHARE = 10, 0.5
 # Points are moved if they have fewer coordinates than this many per row, as in `fast_sparse`.
