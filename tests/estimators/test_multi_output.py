@@ -120,6 +120,18 @@ def test_fidelities_predict_each_level(fitted: dict[str, Any]) -> None:
         model.predict(pd.DataFrame({"level": [1.0], "x": [0.5]}))
 
 
+def test_condition_on_a_row_moves_predictions_of_its_fidelity(fitted: dict[str, Any]) -> None:
+    model = fitted["fidelities"]
+    rows = pd.DataFrame({"level": [0.0, 2.5], "x": [0.5, 0.5]})
+    mean, sd = model.predict(rows, return_std=True, observed=False)
+    updated = model.condition_on(rows[1:], mean[1:] + 1)
+    after, less = updated.predict(rows, return_std=True, observed=False)
+    assert mean[1] + 0.01 < after[1] < mean[1] + 1
+    assert abs(after[0] - mean[0]) < abs(after[1] - mean[1])
+    assert (less <= sd + 1e-9).all()
+    assert model.predict(rows)[1] == mean[1]
+
+
 def test_one_fidelity_is_a_sparse_gp(fitted: dict[str, Any]) -> None:
     low = np.column_stack([INPUTS, np.ones_like(INPUTS)])[LEVELS == 0]
     model = MultiFidelityGPRegressor(random_state=0).fit(low, CURVE[LEVELS == 0])

@@ -178,6 +178,20 @@ def test_posterior_with_all_rows_is_dense_conditional() -> None:
     torch.testing.assert_close(processes @ MIXING.mT, prediction.mean)
 
 
+@pytest.mark.parametrize("kind", ["complete", "missing", "noise"])
+def test_condition_on_equals_posterior_of_all_rows(kind: str) -> None:
+    data = rows(kind)
+    first, more = data.part(slice(0, 9)), data.part(slice(9, None))
+    gp = model(data.X[:4], data.X[3:9])
+    together, after = gp.posterior(data), gp.posterior(first).condition_on(more)
+    for name in ("mean", "variance"):
+        one, other = (getattr(each.predict(data.X), name) for each in (after, together))
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(after.covariance(data.X), together.covariance(data.X))
+    with pytest.raises(InputError, match="must have 3 target columns; got 1"):
+        after.condition_on(Dataset.of(data.X, data.X[:, 0]))
+
+
 def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
     data = rows()
     learnt = torch.tensor([[False, True], [True, True], [True, False]])

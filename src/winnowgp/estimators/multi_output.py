@@ -6,9 +6,10 @@ several targets is learnt, that of several fidelities is a triangle, and a sum o
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -165,6 +166,25 @@ class ProcessEstimator(NumericTargets, ABC):
         )
         mean, sd = self._y_scaler.moments(prediction.mean, prediction.variance)
         return (mean, sd) if return_std else mean
+
+    def condition_on(self, X: Any, y: Any, *, noise_variance: Any = None) -> Self:
+        """Return a copy that has observed more rows.
+
+        Hyper-parameters and inducing points stay as they are, and predictions are those of all rows
+        together. Attributes such as `elbo_` are those of the fit. O(M²) per row.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`; some of several may be missing.
+            noise_variance: known noise variances, as in `fit`.
+        """
+        inputs = self._inputs(X)
+        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
+        known = self._known_noise(noise_variance, len(inputs), targets=targets)
+        conditioned = copy(self)
+        rows = Dataset(inputs, targets, None, known)
+        conditioned.posterior_ = self.posterior_.condition_on(rows)
+        return conditioned
 
     def predict_processes(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of each process, `[N Q]`, and on request its standard deviation.
