@@ -20,7 +20,7 @@ from winnowgp import (
 )
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, ModelFileError
-from winnowgp.estimators.multi_output import ProcessEstimator
+from winnowgp.estimators.processes import ProcessEstimator
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.training import Progress
 
