@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.errors import ExtrapolationWarning
 from winnowgp.estimators.effects import column_features
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 
 # Unseen categories that are remembered per column, however large the table is.
 _MOST_UNSEEN = 1000

@@ -17,7 +17,7 @@ from winnowgp.errors import (
 )
 from winnowgp.estimators.kernels import column_text
 from winnowgp.estimators.periodogram import FEWEST, largest_peak
-from winnowgp.report.sentences import rounded
+from winnowgp.report.summary import rounded
 
 Values = NDArray[np.float64]
 

@@ -47,8 +47,7 @@ from winnowgp.estimators.table_targets import (
 )
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import TOLERANCE, CheckpointLike
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Quality, Summary
+from winnowgp.report.summary import Quality, Summary, counted
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
 

@@ -17,12 +17,12 @@ from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.collapsed import Subset, masked_blocks
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
+    Psi,
     gplvm_bound,
     gplvm_moments,
     latent_kl,
     whitening_factor,
 )
-from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.base import SelectableModel, check_kernel, copy_with
