@@ -20,8 +20,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import BaseGP, documented
 from winnowgp.estimators.rows import (
     check_source_columns,
     columns_kept_after_errors,

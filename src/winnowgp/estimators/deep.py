@@ -17,9 +17,8 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
+from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier, documented
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction, deep_layers
