@@ -12,7 +12,7 @@ import winnowgp
 from helpers.forks import Forks
 from helpers.interrupted_fit import interrupted_fit
 from winnowgp.cli.app import run
-from winnowgp.cli.output import print_summary
+from winnowgp.cli.summary import print_summary
 from winnowgp.report.summary import Choice, Summary
 
 

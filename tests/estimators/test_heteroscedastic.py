@@ -12,7 +12,7 @@ from gpytorch.kernels import IndexKernel, RBFKernel
 import winnowgp
 from helpers.short_fits import shortest_fits
 from winnowgp import DeepGPRegressor, SparseGPRegressor, fit_table
-from winnowgp.cli.output import as_json
+from winnowgp.cli.summary import as_json
 from winnowgp.errors import InputError
 from winnowgp.estimators import TabularModel
 from winnowgp.estimators.export import export_numpy
@@ -20,7 +20,7 @@ from winnowgp.estimators.quality import predictive
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.plots import draw_effects
-from winnowgp.report.summary import selection_lines
+from winnowgp.report.sentences import selection_lines
 
 RNG = np.random.default_rng(2)
 X = np.sort(RNG.uniform(0, 10, (60, 1)), axis=0)

@@ -13,7 +13,7 @@ import torch
 import winnowgp
 from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import SparseGPRegressor, fit_table
-from winnowgp.cli.output import as_json
+from winnowgp.cli.summary import as_json
 from winnowgp.errors import InputError
 from winnowgp.estimators import TabularModel
 from winnowgp.estimators.export import export_numpy, export_onnx
@@ -22,7 +22,7 @@ from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.observations import target_noise
-from winnowgp.report.summary import selection_lines
+from winnowgp.report.sentences import selection_lines
 from winnowgp.training import laplace
 
 RNG = np.random.default_rng(0)

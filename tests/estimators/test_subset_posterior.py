@@ -21,7 +21,7 @@ from winnowgp.estimators.export import export_numpy
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.report.summary import selection_lines
+from winnowgp.report.sentences import selection_lines
 from winnowgp.selection import SubsetSamples
 from winnowgp.training import subset_posterior
 

@@ -31,7 +31,7 @@ def evaluate(
     model was fitted to flatter it.
     """
     from winnowgp.cli.options import load_table_model
-    from winnowgp.cli.output import held_out_json, print_quality
+    from winnowgp.cli.summary import held_out_json, print_quality
     from winnowgp.data import read_table
     from winnowgp.estimators.evaluation import evaluate_model
 
@@ -116,7 +116,7 @@ def print_folds(validation: "CrossValidation") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.summary import rounded
+    from winnowgp.report.sentences import rounded
 
     names = [metric["name"] for metric in validation.folds[0]["metrics"]]
     table = Table(title="Cross-validation", title_justify="left")
@@ -134,7 +134,7 @@ def print_folds(validation: "CrossValidation") -> None:
 
 def folds_json(validation: "CrossValidation") -> dict[str, object]:
     """Return the metrics of each fold, their means and standard errors."""
-    from winnowgp.cli.output import held_out_json
+    from winnowgp.cli.summary import held_out_json
 
     names = [metric["name"] for metric in validation.folds[0]["metrics"]]
     means = {name: validation.mean(name) for name in names}
@@ -151,7 +151,7 @@ def _print_comparison(
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.summary import rounded
+    from winnowgp.report.sentences import rounded
 
     console = Console(markup=False)
     table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")

@@ -256,7 +256,7 @@ def fit(
         raise InputError("`--cv` does not work with `--checkpoint` or torchrun; leave one out.")
     from rich.console import Console
 
-    from winnowgp.cli.output import PhaseBars
+    from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
     from winnowgp.estimators import cross_validate_table, fit_table
 
@@ -379,7 +379,7 @@ def _print_result(
 ) -> None:
     if quiet and not json:
         return
-    from winnowgp.cli.output import as_json, print_summary
+    from winnowgp.cli.summary import as_json, print_summary
 
     if json:
         found = json_format.loads(as_json(model.summary, file=str(output)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def info(model: ModelFile, json: Json = False) -> None:
     """Show what a model predicts, from which inputs, how well, and its settings."""
     from winnowgp.cli.options import load_summary
-    from winnowgp.cli.output import as_json, print_summary
+    from winnowgp.cli.summary import as_json, print_summary
 
     summary = load_summary(model)
     if json:
@@ -168,7 +168,7 @@ def resize(
     settings = {"command": command if before is None else f"{before} && {command}"}
     smaller = fitted.resized(points, settings=settings)
     smaller.save(output)
-    from winnowgp.cli.output import as_json, print_summary
+    from winnowgp.cli.summary import as_json, print_summary
 
     if json:
         typer.echo(as_json(smaller.summary, file=str(output)))

@@ -138,7 +138,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
         shortened,
     )
     from winnowgp.plots.style import plain
-    from winnowgp.report.summary import counted
+    from winnowgp.report.sentences import counted
 
     names = numeric_inputs(model)
     drawn = surface(model)

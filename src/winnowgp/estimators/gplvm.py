@@ -34,7 +34,7 @@ from winnowgp.estimators.gplvm_initialization import (
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import fill_with_observed
-from winnowgp.report.summary import counted
+from winnowgp.report.sentences import counted
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
 

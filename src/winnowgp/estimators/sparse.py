@@ -61,7 +61,7 @@ from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.report.summary import growth_sentence
+from winnowgp.report.sentences import growth_sentence
 from winnowgp.selection import SizeFrontier, SubsetPosterior
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.schedules import SizedModel

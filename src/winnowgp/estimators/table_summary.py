@@ -23,6 +23,7 @@ from winnowgp.estimators.effects import (
 )
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
+from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
     Choice,
@@ -33,7 +34,6 @@ from winnowgp.report.summary import (
     Moment,
     Summary,
     Training,
-    counted,
 )
 from winnowgp.training import Progress
 

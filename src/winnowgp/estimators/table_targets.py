@@ -9,7 +9,7 @@ from winnowgp.data import DataTable
 from winnowgp.data.columns import ColumnKind
 from winnowgp.errors import InputError, LikelihoodWarning
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
-from winnowgp.report.summary import counted
+from winnowgp.report.sentences import counted
 
 TASKS = ("regression", "classification", "counts")
 

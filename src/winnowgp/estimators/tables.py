@@ -47,7 +47,8 @@ from winnowgp.estimators.table_targets import (
 )
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.validation import TOLERANCE, CheckpointLike
-from winnowgp.report.summary import Quality, Summary, counted
+from winnowgp.report.sentences import counted
+from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
 

@@ -23,7 +23,8 @@ from winnowgp.estimators.quality import predictive
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
-from winnowgp.report.summary import Summary, counted
+from winnowgp.report.sentences import counted
+from winnowgp.report.summary import Summary
 
 # Unseen categories that are remembered per column, however large the table is.
 _MOST_UNSEEN = 1000

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
-from winnowgp.report.summary import counted
+from winnowgp.report.sentences import counted
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5

@@ -10,7 +10,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from winnowgp.report import Summary
-from winnowgp.report.summary import ColumnSummary, Quality, counted, rounded, selection_lines
+from winnowgp.report.sentences import counted, rounded, selection_lines
+from winnowgp.report.summary import ColumnSummary, Quality
 
 if TYPE_CHECKING:
     # Models can be described without importing the optimisers.
