@@ -30,7 +30,7 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
-from winnowgp.estimators.subset_posterior import refuse_stream
+from winnowgp.estimators.uncertainty import refuse_stream
 from winnowgp.models import VariationalGP
 
 

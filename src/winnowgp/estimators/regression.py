@@ -26,13 +26,13 @@ from winnowgp.estimators.heteroscedastic import (
     check_varying_noise,
     with_log_noise,
 )
-from winnowgp.estimators.hyperparameter_uncertainty import (
+from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
+from winnowgp.estimators.uncertainty import (
     HYPER,
     check_hyper,
     check_hyper_rows,
     gaussian_posterior,
 )
-from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,

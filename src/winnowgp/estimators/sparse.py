@@ -35,7 +35,7 @@ from winnowgp.estimators.kernels import (
     parse_kernel,
 )
 from winnowgp.estimators.rows import tensor
-from winnowgp.estimators.subset_posterior import KINDS, check_subset_posterior
+from winnowgp.estimators.uncertainty import KINDS, check_subset_posterior
 from winnowgp.estimators.validation import (
     PARAMETERS,
     TOLERANCE,

@@ -40,14 +40,15 @@ from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     column_spread,
+    representative_rows,
     set_within,
     shorten_lengthscales,
     starting_points,
     trainable_lengthscales,
     transferred,
+    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.row_sampling import representative_rows, with_unit_weights
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
