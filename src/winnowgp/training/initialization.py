@@ -305,19 +305,18 @@ def kmeans(
     count: int,
     *,
     seed: int,
-    init: str = "k-means++",
     restarts: int | str = "auto",
     max_iter: int = 300,
 ) -> Float[Tensor, "count D"]:
-    """Return the centres of k-means clusters, the best of some runs.
+    """Return the centres of k-means clusters, the best of some runs from k-means++.
 
     Args:
-        restarts: number of runs; "auto" is one for k-means++, and ten for random centres.
+        restarts: number of runs; "auto" is one.
     """
     # Importing scikit-learn's clustering takes half a second, which not every fit needs.
     from sklearn.cluster import KMeans
 
-    clusters = KMeans(count, init=init, max_iter=max_iter, random_state=seed)
+    clusters = KMeans(count, max_iter=max_iter, random_state=seed)
     clusters.set_params(n_init=restarts).fit(X.cpu().numpy())
     return torch.as_tensor(clusters.cluster_centers_).to(X)
 
