@@ -82,7 +82,7 @@ def models() -> dict[str, TabularModel]:
     settings = {"command": f"winnow fit '{EVIL}'"}
     quick: dict[str, Any] = {"tolerance": 0.5, "settings": settings}
     # The table has dates.
-    with short_fits(), pytest.warns(RandomSplitWarning):
+    with short_fits(sizes=1), pytest.warns(RandomSplitWarning):
         return {
             "regression": fit_table(table(), "y", drop=("class",), **quick),
             "classification": fit_table(table(), "class", drop=("y", "day"), kernel="rbf", **quick),
