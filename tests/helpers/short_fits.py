@@ -35,9 +35,10 @@ def smaller_sizes(count: int) -> Iterator[None]:
 @contextmanager
 def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 0) -> Iterator[None]:
     """In it estimators begin with so few starts of each kernel, the model as given or the first of
-    those that the data suggest; compare as few of a given number of points; choose and move so few times;
-    end each optimisation early; hold out two tenths of the rows instead of all in turn; refit
-    models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16 draws."""
+    those that the data suggest; compare as few of a given number of points; choose and move so few
+    times; end each optimisation early; hold out two tenths of the rows instead of all in turn;
+    refit models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16
+    draws."""
     every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
     search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
