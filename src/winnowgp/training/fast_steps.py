@@ -260,7 +260,7 @@ class FastSteps(Generic[Model]):
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
             start, _ = self._shortly(start, part, 100)
-        stop = Stop(2e-4 * self.data.observations, 20, 150)
+        stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
         return self.optimise(start, stop=stop, precision=None if self.is_quick(M) else "mixed")
 
     def is_quick(self, M: int) -> bool:
