@@ -16,6 +16,7 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
+from winnowgp.linalg import reuse_freed_memory
 from winnowgp.models import (
     DeepGP,
     HeteroscedasticGP,
@@ -292,6 +293,7 @@ def fit(
     schedule.check(model, data)
     if generator is None:
         generator = torch.Generator(device=_device(model)).manual_seed(0)
+    reuse_freed_memory()
     identity: dict[str, Any] = {}
     if not isinstance(checkpoint, CheckpointLog):
         identity = {**_row_identity(data, saved=checkpoint is not None), "model": model}
