@@ -130,6 +130,7 @@ def fit_sparse(
         frontier=frontier,
         sized=sized,
         predictive_gap=gap,
+        constant_weight=initial.constant_weight,
     )
 
 
