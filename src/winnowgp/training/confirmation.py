@@ -214,9 +214,8 @@ def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | N
 def _exceeds_constant(
     model: InducingModel, evidence: float, rows: Dataset, *, times: float = 1.0
 ) -> bool:
-    constant = _constant(model, rows, rows)
-    total = constant if rows.weights is None else rows.weights * constant
-    return evidence - total.sum().item() > times * significant_gain(model, rows.N)
+    constant = (rows.counts @ _constant(model, rows, rows)).item()
+    return evidence - constant > times * significant_gain(model, rows.N)
 
 
 def held_out_gain(
@@ -256,10 +255,10 @@ def constant_log_density(
     Args:
         centred: whether the mean is zero, as that of the model is.
     """
-    weights = rest.X.new_ones(rest.N) if rest.weights is None else rest.weights
-    share = (weights / weights.sum())[:, None]
-    mean = (share * rest.Y).sum(0) * (not centred)
-    variance = (share * (rest.Y - mean).square()).sum(0).clamp_min(LEAST_NOISE)
+    mean = (
+        torch.zeros_like(rest.Y[0]) if centred else rest.weighted(rest.Y).sum(0) / rest.observations
+    )
+    variance = rest.mean_square(mean).clamp_min(LEAST_NOISE)
     return -0.5 * ((held.Y - mean).square() / variance + variance.log() + log(2 * pi)).sum(1)
 
 

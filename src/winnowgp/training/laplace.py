@@ -95,12 +95,10 @@ def constant_posterior(model: SparseGP, data: Dataset) -> Posterior:
         model: a model of the rows, which tells whether targets have a noise each.
         data: complete rows without known noise.
     """
-    counts = torch.ones_like(data.X[:, 0]) if data.weights is None else data.weights
-    share = (counts / counts.sum())[:, None]
-    centred = data.Y - (share * data.Y).sum(0)
-    noise = (share * centred.square()).sum(0).clamp_min(LEAST_NOISE)
+    mean = data.weighted(data.Y).sum(0) / data.observations
+    noise = data.mean_square(mean).clamp_min(LEAST_NOISE)
     kernel = ConstantKernel()
-    kernel.initialize(constant=(share * data.Y.square()).sum(0).mean().clamp_min(LEAST_NOISE))
+    kernel.initialize(constant=data.mean_square().mean().clamp_min(LEAST_NOISE))
     one_each = noise if model.noise.dim() else noise.mean().item()
     return SparseGP(kernel, data.X[:1], noise=one_each).posterior(data)
 
