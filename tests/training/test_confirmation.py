@@ -64,6 +64,7 @@ def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() ->
 
 def test_constant_weight_is_at_most_the_variance_that_the_model_leaves() -> None:
     assert constant_weight(torch.full((40,), 4.0)) == pytest.approx(np.exp(-8.0))
+    assert constant_weight(torch.full((40,), 8.0), 2) == pytest.approx(np.exp(-8.0))
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 0.5, 1, 1, 3]).double()])

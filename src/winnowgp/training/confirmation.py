@@ -12,6 +12,9 @@ as well. So two things are asked of few rows:
 2. Where outliers decide, an effect is also seen in the ranks of the targets (in their normal
    scores, the Gaussian quantiles of the ranks, whose noise is Gaussian). The lengthscales are then
    those of the scores, unless those of the targets predict held-out rows clearly better.
+
+Few rows may satisfy this by chance. So the densities of the held-out rows also give the weight of a
+constant in the average over hyper-parameters (`laplace`).
 """
 
 from collections.abc import Callable, Iterator
@@ -100,7 +103,7 @@ def confirmed_optima(
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
-                initial, optima=(optimum, *others), constant_weight=constant_weight(gain)
+                initial, optima=(optimum, *others), constant_weight=constant_weight(gain, data.P)
             )
     return _with_common_lengthscale(steps, initial, data)
 
@@ -131,7 +134,7 @@ def _with_common_lengthscale(
         return None
     best = initial.optima[0]
     optimum = Optimum(model, evidence, best.observations, best.kernel)
-    return replace(initial, optima=(optimum,), constant_weight=constant_weight(gain))
+    return replace(initial, optima=(optimum,), constant_weight=constant_weight(gain, data.P))
 
 
 def _robust(
@@ -155,11 +158,13 @@ def _robust(
     )
     advantage = PredictiveGap.of(own, gain)
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
-        return replace(initial, constant_weight=constant_weight(own))
+        return replace(initial, constant_weight=constant_weight(own, data.P))
     if not confirms(gain, data.N):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
-    return replace(ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain))
+    return replace(
+        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.P)
+    )
 
 
 def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:
@@ -177,7 +182,7 @@ def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> boo
     return gap.nats >= _CONFIDENT * gap.standard_error
 
 
-def constant_weight(gain: Float[Tensor, " n"]) -> float:
+def constant_weight(gain: Float[Tensor, " n"], P: int = 1) -> float:
     """Return the expected share of observations that a constant describes, not the model.
 
     If that share is w, a held-out row with the gain g_i over the constant has the likelihood
@@ -187,7 +192,11 @@ def constant_weight(gain: Float[Tensor, " n"]) -> float:
 
     which is 2/(n + 3) if the model predicts all n rows better by far, and the larger the less it
     gains. A share w adds w times the variance of the targets to the expected squared error. It is
-    therefore at most exp(−2 ḡ), about the share of this variance that the model leaves.
+    therefore at most exp(−2 ḡ/P), about the share of this variance that the model leaves.
+
+    Args:
+        gain: gains of the held-out rows, in nats, summed over P targets.
+        P: number of targets.
 
     >>> round(constant_weight(torch.full((8,), 1.0)), 3), round(constant_weight(torch.zeros(8)), 3)
     (0.135, 0.667)
@@ -195,7 +204,7 @@ def constant_weight(gain: Float[Tensor, " n"]) -> float:
     nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
     density = (rows.sum(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
-    return min((density @ nodes).item(), exp(-2 * gain.mean().item()))
+    return min((density @ nodes).item(), exp(-2 * gain.mean().item() / P))
 
 
 def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:
