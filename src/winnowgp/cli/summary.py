@@ -132,6 +132,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "inducing_points": choice["points"],
             "noise_inducing_points": choice.get("noise_points"),
             "hyper_posteriors": choice.get("hyper_posteriors"),
+            "constant_weight": choice.get("constant_weight"),
             "subset_posterior": choice.get("subset_posterior"),
             "goal": choice["asked"],
             "alpha": choice["alpha"],

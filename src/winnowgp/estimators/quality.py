@@ -18,7 +18,7 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.mixture import mixture_moments
+from winnowgp.models.mixture import mixed, mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
@@ -43,7 +43,9 @@ class Predictive:
     mean: Values
     sd: Values
     _parts: tuple[tuple[Prediction, Likelihood], ...]
-    """Latent functions and their likelihood; several are a mixture with equal weights."""
+    """Latent functions and their likelihood; several are a mixture."""
+    _weights: Tensor
+    """The weights of the mixture."""
     _scaler: TargetScaler
 
     def cdf(self, y: Values) -> Values:
@@ -56,7 +58,8 @@ class Predictive:
         wanted = torch.tensor(probabilities, dtype=torch.float64)
         (latent, likelihood), *others = self._parts
         if others:
-            return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+            observed = _observed(self._parts)
+            return self._scaler.values(gaussian_quantiles(*observed, wanted, weights=self._weights))
         model = observation_model(likelihood)
         return self._scaler.values(model.quantiles(latent.mean, latent.variance, wanted))
 
@@ -92,7 +95,7 @@ class Predictive:
         return below[:, 0].numpy(), up_to[:, 0].numpy()
 
     def _cdf(self, Y: Tensor) -> Tensor:
-        return torch.stack([_cdf(Y, *part) for part in self._parts]).mean(0)
+        return mixed(torch.stack([_cdf(Y, *part) for part in self._parts]), self._weights)
 
 
 def _cdf(Y: Tensor, latent: Prediction, likelihood: Likelihood) -> Tensor:
@@ -119,13 +122,15 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
     known = model._known_noise(noise_variance, len(inputs))
     # The likelihood adds its own noise to the variance.
     extra = 0.0 if known is None else known.cpu()
+    latents = model._latents(inputs)
     parts = tuple(
         (Prediction(latent.mean, latent.variance + extra), deepcopy(likelihood).cpu())
-        for latent, likelihood in model._latents(inputs)
+        for latent, likelihood, _ in latents
     )
-    observed = mixture_moments(*_observed(parts))
+    weights = torch.tensor([weight for *_, weight in latents], dtype=torch.float64)
+    observed = mixture_moments(*_observed(parts), weights)
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
-    return Predictive(mean, sd, parts, model._y_scaler)
+    return Predictive(mean, sd, parts, weights, model._y_scaler)
 
 
 def regression_quality(

@@ -118,8 +118,10 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     # Estimators did not record the batches that they had seen; the frontier has the rows.
     5: dict.fromkeys(("SparseGPRegressor", "SparseGPClassifier"), _adding(_stream=None)),
     # Streams did not number their inducing points, which estimators do when they are loaded; the
-    # posterior was all that they remembered. Inclusion was independent.
+    # posterior was all that they remembered. Inclusion was independent, and members of mixtures had
+    # equal weights.
     6: {
+        "MixturePosterior": _adding(member_weights=None),
         **dict.fromkeys(
             ("SparseGPRegressor", "SparseGPClassifier"), _adding(_subset_posterior=None)
         ),

@@ -41,6 +41,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     if "hyper_posteriors" in choice:
         members = counted(choice["hyper_posteriors"], "posterior")
+        if "constant_weight" in choice:
+            members += f" and a constant (weight {choice['constant_weight']:.2g})"
         lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     if "subset_posterior" in choice:
         lines.append(("subsets", subset_sentence(choice["subset_posterior"])))

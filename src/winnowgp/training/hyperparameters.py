@@ -111,6 +111,8 @@ class Initialization(Generic[Model]):
     """Nats per observation by which a linear term raised the evidence, if one was added."""
     held: tuple[str, ...] = ()
     """Names of kernel parameters that stay as they are during the fit, and are free after it."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the best optimum."""
 
     @property
     def best(self) -> Model:

@@ -208,6 +208,9 @@ class FitResult(Generic[Trained]):
     """The posterior over subsets, if it is not that of independent inclusion."""
     noise_gain: float | None = None
     """Nats by which noise that depends on the inputs raised the ELBO; None for other models."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the model, by the held-out
+    rows of a fit to few rows; zero if none were held out."""
 
     @property
     def selection(self) -> Selection:
