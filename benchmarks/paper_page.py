@@ -11,7 +11,7 @@ docs/results` for the runs with the released settings.
 import re
 from pathlib import Path
 
-from measure import markdown
+from measure import markdown, replace_section
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import PROCEDURE_NAMES, RELEASED_NAMES, Experiment, Scope
 from winnowgp.experiments.kin8nm_deep import NAMES as DEEP_NAMES
@@ -90,15 +90,6 @@ def drawn(experiment: Experiment, scope: Scope) -> Reproduction | None:
     except InputError as error:
         print(error)
         return None
-
-
-def replace_section(page: str, name: str, content: str) -> str:
-    """Return the page with new content between the two comments of a section."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    page, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page)
-    if count != 1:
-        raise InputError(f"the page must have one section `<!-- {name} -->`; it has {count}.")
-    return page
 
 
 def main() -> None:
