@@ -1,7 +1,8 @@
 """Calibration: coverage of central intervals and PIT histograms, from quantiles of predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +49,14 @@ def coverage_line(rows: Sequence[Row]) -> list[str]:
     return [f"{mean(r[f'coverage_{round(100 * share)}'] for r in rows):.3f}" for share in COVERAGE]
 
 
-def coverage_table(groups: dict[tuple[str, str], Sequence[Row]]) -> str:
+def coverage_table(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
     """Return a Markdown table of the mean coverage by method and group of tables."""
     header = ["tables", "method", ">fits", *(f">{share:.0%} intervals" for share in COVERAGE)]
     lines = [[*key, len(rows), *coverage_line(rows)] for key, rows in groups.items()]
     return markdown([name.replace("%", " %") for name in header], lines)
 
 
-def draw_histograms(groups: dict[tuple[str, str], Sequence[Row]], path: Path) -> None:
+def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path) -> None:
     """Draw the mean PIT histogram of each group: a row per method, a column per table."""
     from matplotlib.figure import Figure
 
