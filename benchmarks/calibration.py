@@ -39,8 +39,8 @@ def calibration(quantiles: Values, y: Values) -> Row:
     for share in COVERAGE:
         low, high = (at[round(0.5 + side * share / 2, 4)] for side in (-1, 1))
         row[f"coverage_{round(100 * share)}"] = float(((low <= y) & (y <= high)).mean())
-    bins = sum((y > at[level]).astype(int) for level in DECILES)
-    row["pit"] = [float((bins == number).mean()) for number in range(10)]
+    bins = np.sum([y > at[level] for level in DECILES], axis=0)
+    row["pit"] = [float(np.mean(bins == number)) for number in range(10)]
     return row
 
 
