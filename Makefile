@@ -68,6 +68,7 @@ bench: $(INSTALLED)
 PEERS := benchmarks/peers
 peers: $(INSTALLED) $(foreach peer,gpflow gpytorch gpboost trees,$(PEERS)/.venv-$(peer)/.installed)
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/peers.py --page
 
 # Bounds and predictions of GPflow, GPyTorch and GPJax at the parameters of ours; five minutes.
 CASES := reproduced/agreement.npz

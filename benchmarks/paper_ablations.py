@@ -18,6 +18,7 @@ from typing import Any, final
 
 from measure import Row, markdown
 from winnowgp.experiments.base import Experiment, Scope
+from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.real import Real, corrupted
 from winnowgp.experiments.runner import make_runs, run_status
@@ -45,6 +46,8 @@ class Ablation:
     scope: Scope = field(default_factory=Scope)
     keep: Callable[[Row], bool] = lambda row: True
     """Whether a run is part of the ablation."""
+    beside: Callable[[Row], bool] = lambda row: row["kind"] in ("fixed", "grid", "time")
+    """Whether a stored row of the experiment is part of the comparison."""
 
     def settings(self) -> list[Row]:
         """Return the settings of its runs."""
@@ -59,13 +62,12 @@ class Ablation:
 
         Args:
             rows: all rows of ablations.
-            stored: rows of the experiment itself, for the curves of fixed sizes.
+            stored: rows of the experiment itself, such as curves of fixed sizes.
         """
         own = [row for row in rows if row["change"] == self.change and row["figure"] == self.figure]
         if not own:
             return []
-        others = [row for row in stored if row["kind"] in ("fixed", "grid", "time")]
-        lines = self.experiment.claims([*own, *others])
+        lines = self.experiment.claims([*own, *filter(self.beside, stored)])
         return [line for line in lines if line.partition(": ")[2].startswith(self.claims)]
 
 
@@ -135,6 +137,16 @@ ABLATIONS = (
         "fast",
         lambda row: {"updates": 5000, "learning_rate": 0.01},
         CURVE,
+    ),
+    Ablation(
+        "appendix B.3",
+        "3,000 steps instead of 600",
+        GradientVariance(),
+        "path",
+        lambda row: {"marks": [0, 600, 3000]},
+        ("score function and relaxed gradient give comparable",),
+        keep=lambda row: row["alpha"] < 1 and row["gradient"] in ("score", "relaxed"),
+        beside=lambda row: row.get("gradient") == "natural",
     ),
     Ablation(
         "figure 6",
@@ -217,7 +229,8 @@ def _parts(line: str) -> tuple[str, str, str]:
     """
     verdict, _, text = line.partition(": ")
     statement, _, evidence = text.partition(" (")
-    return statement.rpartition(", ")[0], verdict, evidence.rstrip(")").split(";")[0]
+    statement = statement.rpartition(", the ")[0] or statement
+    return statement, verdict, evidence.rstrip(")").split(";")[0]
 
 
 def main() -> None:

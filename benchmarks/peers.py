@@ -330,21 +330,21 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page, run nothing")
     arguments = parser.parse_args()
     runs = Runs(FILE)
-    if not arguments.page:
-        done = set(grouped(runs, *UNITS))
-        todo = [
-            case
-            for case in cases(arguments.tables, arguments.methods)
-            if case not in done and case[1] in (arguments.seeds or [case[1]])
-        ]
-        with ProcessPoolExecutor(arguments.jobs) as pool:
-            options = arguments.limit, arguments.python
-            for future in as_completed([pool.submit(run, *case, *options) for case in todo]):
-                if (row := future.result()) is not None:
-                    runs.add(row)
-                    shown = (row.get(name) for name in ("log_density", "cpu_s", "error"))
-                    print(*(row[unit] for unit in UNITS), *shown, flush=True)
-    write_page(list(runs))
+    if arguments.page:
+        write_page(list(runs))
+        return
+    done = set(grouped(runs, *UNITS))
+    todo = [
+        (*case, arguments.limit, arguments.python)
+        for case in cases(arguments.tables, arguments.methods)
+        if case not in done and case[1] in (arguments.seeds or [case[1]])
+    ]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for future in as_completed([pool.submit(run, *case) for case in todo]):
+            if (row := future.result()) is not None:
+                runs.add(row)
+                shown = (row.get(name) for name in ("log_density", "cpu_s", "error"))
+                print(*(row[unit] for unit in UNITS), *shown, flush=True)
 
 
 if __name__ == "__main__":
