@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -342,6 +342,14 @@ def _normal(mean: Array, sd: Array, y: Array, levels: Array) -> dict[str, Array]
     }
 
 
+def _version(package: str) -> str:
+    """Return the version of a package, also of one that is not installed but on the path."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return import_module(package).__version__
+
+
 def _megabytes() -> float:
     """Return the largest memory of this process so far, libraries included."""
     # Not `resource.getrusage`: its maximum includes the parent's memory at the time of the fork.
@@ -378,7 +386,7 @@ def main() -> None:
         "cpu_s": round(seconds, 3),
         "predict_s": round(predict_seconds, 4),
         "memory_mb": round(peak),
-        "version": version(package),
+        "version": _version(package),
     }
     np.savez(arguments.predictions, **predictions, row=json.dumps(row))
 
