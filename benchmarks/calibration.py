@@ -64,7 +64,7 @@ def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path)
 
     tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
     with styled():
-        figure = Figure(figsize=(1.6 * len(tables) + 1, 1.05 * len(methods) + 0.6))
+        figure = Figure(figsize=(1.6 * len(tables) + 1, 0.75 * len(methods) + 0.6))
         axes = figure.subplots(len(methods), len(tables), squeeze=False, sharex=True, sharey=True)
         for (table, method), rows in groups.items():
             shares = np.mean([row["pit"] for row in rows], axis=0)
@@ -75,6 +75,9 @@ def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path)
         for j, table in enumerate(tables):
             axes[0, j].set_title(table)
         for ax in axes.flat:
+            if not ax.patches:
+                ax.set_axis_off()
+                continue
             ax.axhline(0.1, color=COLOURS["data"], linewidth=0.8)
             ax.set(xticks=[], yticks=[], ylim=(0, 0.35))
         figure.supxlabel("share of test rows between predicted deciles; 0.1 each if calibrated")

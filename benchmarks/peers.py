@@ -32,6 +32,7 @@ from right_number_problems import TABLES, split_table
 from winnowgp.experiments.runs import Runs
 
 FILE = RESULTS / "peers.jsonl"
+SMALL = RESULTS / "small_tables_seed12.jsonl"
 DOCS = Path(__file__).parents[1] / "docs"
 PEERS = Path(__file__).parent / "peers"
 SEEDS = {
@@ -59,6 +60,8 @@ EXACT_ROWS = 8000
 """Largest number of training rows of exact GPs, whose memory grows with its square."""
 ERRORS = 2.0
 """A mean difference counts if it exceeds this number of standard errors over splits."""
+LOWEST = 1.0
+"""Nats below the best density at which pictures end."""
 UNITS = "table", "seed", "method"
 
 
@@ -241,6 +244,7 @@ def missing(rows: Sequence[Row]) -> str:
 def draw(rows: Sequence[Row], folder: Path) -> None:
     """Draw density against CPU seconds, and the coverage of 90 % intervals."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     from winnowgp.plots.style import COLOURS, save_figure, styled
 
@@ -273,10 +277,14 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
                     if name == table and values:
                         point = mean(row["cpu_s"] for row in own), mean(values)
                         lines.setdefault(family(method), []).append(point)
-                        tree = family(method) == ""
-                        if tree:
+                        if not family(method):
                             ax.annotate(
-                                method, point, fontsize=6, xytext=(3, 3), textcoords="offset points"
+                                method,
+                                point,
+                                fontsize=6,
+                                xytext=(3, 3),
+                                textcoords="offset points",
+                                annotation_clip=True,
                             )
                 for start, points in lines.items():
                     colour, marker = styles[start]
@@ -291,19 +299,39 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
                         label=families[start],
                     )
                 ax.set(title=table, xscale="log", xlabel="CPU seconds of the fit")
+                ax.xaxis.set_minor_formatter(NullFormatter())
+                if column == "log_density" and lines:
+                    top = max(y for points in lines.values() for _, y in points)
+                    ax.set_ylim(max(ax.get_ylim()[0], top - LOWEST), None)
                 if column == "coverage_90":
                     ax.axhline(0.9, color=COLOURS["points"], linewidth=0.8)
             axes[0].set_ylabel(label)
-            handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
+            handles = {
+                name: handle
+                for ax in axes
+                for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)
+            }
             figure.legend(handles.values(), handles, loc="outside lower center", ncols=7)
         save_figure(figure, folder / f"{file}.png")
+
+
+def small_rows() -> list[Row]:
+    """Return the fits of small tables by `small_tables.py`, grouped by size in place of a table."""
+    names = {"default": "winnowgp", "exact GP": "exact GP (RBF)"}
+    return [
+        row
+        | {"method": names[row["method"]]}
+        | {"table": "small (to 120)" if row["N"] <= 120 else "small (to 800)"}
+        for row in Runs(SMALL)
+        if row["method"] in names
+    ]
 
 
 def write_page(rows: list[Row]) -> None:
     """Write tables and pictures into the documentation."""
     good = [row for row in rows if "error" not in row]
     key_of = lambda r: (list(TABLES).index(r["table"]), list(ENVIRONMENTS).index(r["method"]))  # noqa: E731
-    groups = grouped(sorted(good, key=key_of), "table", "method")
+    groups = grouped([*sorted(good, key=key_of), *small_rows()], "table", "method")
     draw(rows, DOCS / "images")
     draw_histograms(groups, DOCS / "images" / "peers-pit.png")
     pages = DOCS / "benchmarks.md"
