@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, Determinantal
-from winnowgp.selection.subset_samples import SubsetSamples
+from winnowgp.selection.subset_samples import SubsetSamples, credible_interval
 from winnowgp.typing import SizeTable
 
 KINDS = ("mean-field", "determinantal", "gibbs")
@@ -44,18 +42,11 @@ class SubsetPosterior:
 
         Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
         """
-        if isinstance(self.q, Bernoulli):
-            pairs = self.q.inclusion[:, None] * self.q.inclusion
-        else:
-            pairs = self.q.pairwise_inclusion()
-        return pairs - torch.diag(pairs.diagonal()) + torch.diag(self.inclusion)
+        return self.q.pairwise_inclusion()
 
     def size_probabilities(self) -> SizeTable:
         """Return P(|Z| = m) for m = 0..K."""
-        if not isinstance(self.q, SubsetSamples):
-            return self.q.count_probs()
-        counts = torch.bincount(self.q.sizes.flatten(), minlength=self.q.masks.shape[2] + 1)
-        return counts.to(self.q.bounds) / counts.sum()
+        return self.q.count_probs()
 
     def credible_size(self, level: float = 0.9) -> tuple[int, int]:
         """Return the central credible interval of the number of inducing points.
@@ -63,12 +54,7 @@ class SubsetPosterior:
         Args:
             level: probability of the interval; at most half of the rest lies on either side.
         """
-        if not 0 < level < 1:
-            raise InputError(f"`level` must lie between 0 and 1; got {level}.")
-        # Rounding must not push a sum that reaches a tail below it.
-        below = self.size_probabilities().cumsum(0) + 1e-12
-        low, high = ((below >= tail).int().argmax() for tail in (0.5 - level / 2, 0.5 + level / 2))
-        return int(low), int(high)
+        return credible_interval(self.size_probabilities(), level)
 
     @property
     def r_hat(self) -> float | None:
