@@ -242,6 +242,22 @@ def test_sample_subsets_same_seed_same_result() -> None:
     assert torch.equal(first.masks, second.masks)
 
 
+def test_sample_subsets_certain_candidate_has_inclusion_of_one() -> None:
+    """Means of 100 ones must not be rounded above one: their logits would not be numbers."""
+    log_weights = torch.tensor([-800.0, -800.0, 0.0], dtype=torch.float64)
+    statistics = problem(3, K=2, noise=1.0).statistics
+    start = torch.ones(2, 2, dtype=torch.bool)
+    samples = sample_subsets(
+        statistics,
+        prior=Budget(log_weights),
+        generator=seeded(0),
+        chains=2,
+        sweeps=100,
+        start=start,
+    )
+    assert samples.inclusion.tolist() == [1.0, 1.0]
+
+
 def test_sample_subsets_without_relocations_of_duplicates_warns() -> None:
     """Two copies of a candidate that exclude each other: no path of likely single changes."""
     log_weights = torch.tensor([-60.0, 0.0, -60.0], dtype=torch.float64)
