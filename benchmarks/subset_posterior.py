@@ -23,49 +23,45 @@ draws them.
 """
 
 import argparse
-import resource
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from measure import Row, Seconds, mean, new_results, timed
 from selection_problems import ALPHAS, K, fitted_model, permuted, problem, standardised
+from subset_posterior_methods import (
+    DRAWS,
+    Effort,
+    many_chains,
+    objective_of,
+    on_device,
+    peak_mib,
+    score_function_fit,
+    searched,
+    seeded,
+    small_features,
+    summarised,
+)
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import ConvergenceWarning
 from winnowgp.estimators import kernel_from
-from winnowgp.gradients import ScoreFunction
 from winnowgp.models import SparseGP, subset_mixture
-from winnowgp.point_processes import (
-    Bernoulli,
-    CardinalityPrior,
-    Determinantal,
-    SquaredCardinality,
-    kl_divergence,
-    sampled_kl_divergence,
-)
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import (
     SubsetSamples,
-    SubsetStatistics,
     fit_determinantal,
     fit_inclusion,
     sample_subsets,
     search_frontier,
     subset_evidence,
 )
-from winnowgp.selection.frontier import multistart_search
-from winnowgp.selection.search import SearchResult
-from winnowgp.training.adam import Adam
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 PARTS = ("objective", "evidence", "density", "scale", "picture")
-DRAWS = 2000
-"""Subsets for every value of an objective."""
 MEMBERS = 32
 """Subsets that predictions are averaged over."""
 STRENGTHS = (0.1, 1.0, 10.0)
@@ -76,107 +72,6 @@ LADDER = 24
 """Inverse temperatures of tempered chains, down to 0.03."""
 FIGURE_CANDIDATES, FIGURE_ALPHA = 50, 0.2
 """Those of the paper's first figure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to sample, and on which device."""
-
-    sweeps: int
-    """Gibbs sweeps of each of four chains in the part `objective`."""
-    chains: int
-    """Chains of the parts `evidence` and `density`, and annealing runs in each direction."""
-    burn_in: int
-    """Their sweeps before the first sample."""
-    steps: int
-    """Temperatures of each annealing run."""
-    device: torch.device
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return a generator of random numbers."""
-    return torch.Generator().manual_seed(seed)
-
-
-def objective_of(
-    q: Bernoulli | Determinantal, statistics: SubsetStatistics, prior: CardinalityPrior
-) -> Row:
-    """Estimate the objective with a seed of its own."""
-    masks = q.sample(DRAWS, generator=seeded(12345))
-    values = statistics.value(masks)
-    if isinstance(q, Bernoulli):
-        nats = values - kl_divergence(q, prior)
-    else:
-        nats = values - sampled_kl_divergence(q, prior, masks)
-    return {
-        "objective": round(nats.mean().item(), 3),
-        "objective_se": round((nats.std() / DRAWS**0.5).item(), 3),
-        "bound_sd": round(values.std().item(), 3),
-        "size": round(q.mean_count().item(), 2),
-    }
-
-
-def score_function_fit(
-    statistics: SubsetStatistics,
-    prior: CardinalityPrior,
-    start: Determinantal,
-    *,
-    seed: int,
-    steps: int = 600,
-) -> Determinantal:
-    """Fit logits and features by the paper's estimator, Adam with four samples per step."""
-    logits, features = (
-        A.detach().clone().requires_grad_(True) for A in (start.logits, start.features)
-    )
-    gradient, generator = ScoreFunction(samples=4), seeded(seed)
-    states = [gradient.init()]
-
-    def surrogate() -> Tensor:
-        q = Determinantal(logits, features)
-
-        def score(masks: Tensor) -> Tensor:
-            with torch.no_grad():
-                log_q = q.log_prob(masks)
-                return statistics.value(masks) + prior.log_prob(masks, like=logits) - log_q
-
-        estimate = gradient.step(q, score, state=states[-1], generator=generator)
-        states[:] = [estimate.state]
-        return estimate.surrogate
-
-    Adam(steps).maximise(
-        surrogate, [([logits, features], 0.02)], scale=1.0, on_step=lambda step, value: None
-    )
-    return Determinantal(logits.detach(), features.detach())
-
-
-def on_device(model: SparseGP, data: Dataset, device: torch.device) -> SubsetStatistics:
-    """Return the statistics of a model on a device."""
-    return model.to(device).subset_statistics(data.to(device))
-
-
-def searched(statistics: SubsetStatistics, prior: CardinalityPrior) -> SearchResult:
-    """Return the best subset that search finds."""
-    frontier = search_frontier(statistics)
-    return multistart_search(statistics, frontier, log_weights=prior.log_weights(statistics.empty))[
-        0
-    ]
-
-
-def summarised(samples: SubsetSamples) -> Row:
-    """Return what samples say about q*, and whether their chains agree."""
-    scores = samples.bounds + samples.log_weights[samples.sizes]
-    return {
-        "chains": len(samples.bounds),
-        "samples": samples.bounds.shape[1],
-        "r_hat": samples.r_hat,
-        "effective_samples": min(samples.effective_samples.values()),
-        "size": samples.sizes.double().mean().item(),
-        "credible_size": list(samples.credible_size(0.9)),
-        "bound_sd": samples.bounds.std().item(),
-        "mean_score": scores.mean().item(),
-        "score": samples.best.score,
-        "best_size": int(samples.best.mask.sum()),
-    }
 
 
 def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
@@ -229,7 +124,7 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     short, taken = gibbs(equal, burn_in=0)
     yield row("gibbs, time of search", taken, summarised(short))
     trained, taken = timed(
-        lambda: score_function_fit(statistics, prior, _small_features(field, similarity), seed=seed)
+        lambda: score_function_fit(statistics, prior, small_features(field, similarity), seed=seed)
     )
     yield row("determinantal, score function", taken, objective_of(trained, statistics, prior))
 
@@ -245,7 +140,7 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     moved = on_device(given.model, given.data, effort.device)
 
     def gibbs(method: str, **options: Any) -> tuple[SubsetSamples, Row]:
-        samples, taken = timed(lambda: _many_chains(moved, prior, generator, effort, **options))
+        samples, taken = timed(lambda: many_chains(moved, prior, generator, effort, **options))
         return samples, {**common, "method": method, **taken.row(), **summarised(samples)}
 
     samples, row = gibbs("gibbs, from search", start=search.mask.expand(effort.chains, -1))
@@ -292,34 +187,6 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     )[1]
 
 
-def _many_chains(
-    statistics: SubsetStatistics,
-    prior: CardinalityPrior,
-    generator: torch.Generator,
-    effort: Effort,
-    **options: Any,
-) -> SubsetSamples:
-    """Return samples of many chains, by default from random subsets of different sizes."""
-    return sample_subsets(
-        statistics,
-        prior=prior,
-        generator=generator,
-        **{
-            "chains": effort.chains,
-            "sweeps": max(effort.burn_in // 2, 4),
-            "burn_in": effort.burn_in,
-            **options,
-        },
-    )
-
-
-def _small_features(q: Bernoulli, similarity: Tensor) -> Determinantal:
-    """Return nearly independent inclusion, with features for a gradient to start from."""
-    values, vectors = torch.linalg.eigh(similarity**16)
-    features = vectors[:, -64:] * values[-64:].clamp_min(0).sqrt()
-    return Determinantal(q.logits, 0.3 * features)
-
-
 def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     """Compare averaged predictions with those of one subset, on one split into 90 % and 10 %."""
     whole = standardised(name)
@@ -334,7 +201,7 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         alpha = round(strength * ALPHAS[name], 6)
         start = frontier.best_for_alpha(alpha).mask.expand(effort.chains, -1)
         samples, taken = timed(
-            lambda alpha=alpha, start=start: _many_chains(
+            lambda alpha=alpha, start=start: many_chains(
                 statistics, SquaredCardinality(K, alpha), generator, effort, start=start
             )
         )
@@ -420,13 +287,6 @@ def scale(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         }
 
 
-def peak_mib(device: torch.device) -> float:
-    """Return the peak memory of the GPU, or of this process, in MiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     """Fit the three posteriors on the data of the paper's first figure."""
     del effort
@@ -450,19 +310,11 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         generator=generator,
     ).q
     posteriors = {
-        "mean field": (
-            field.inclusion,
-            field.inclusion[:, None] * field.inclusion,
-            field.sample(DRAWS, generator=generator),
-        ),
-        "determinantal": (
-            repulsive.inclusion,
-            repulsive.pairwise_inclusion(),
-            repulsive.sample(DRAWS, generator=generator),
-        ),
-        "q*": (samples.inclusion, samples.pairwise_inclusion(), samples.pooled),
+        "mean field": (field, field.sample(DRAWS, generator=generator)),
+        "determinantal": (repulsive, repulsive.sample(DRAWS, generator=generator)),
+        "q*": (samples, samples.pooled),
     }
-    for method, (inclusion, pairs, subsets) in posteriors.items():
+    for method, (q, subsets) in posteriors.items():
         sizes = subsets.sum(1).double()
         yield {
             "data": name,
@@ -470,8 +322,8 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             "seed": seed,
             "method": method,
             "candidates": [round(z, 4) for z in candidates[:, 0].tolist()],
-            "inclusion": [round(p, 4) for p in inclusion.tolist()],
-            "neighbours": [round(p, 5) for p in pairs.diagonal(1).tolist()],
+            "inclusion": [round(p, 4) for p in q.inclusion.tolist()],
+            "neighbours": [round(p, 5) for p in q.pairwise_inclusion().diagonal(1).tolist()],
             "subsets": [one.nonzero()[:, 0].tolist() for one in subsets[:: len(subsets) // 10]],
             "size": sizes.mean().item(),
             "size_sd": sizes.std().item(),
@@ -511,8 +363,8 @@ def run(parts: list[str], names: list[str], seeds: list[int], *, jobs: int, effo
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(measured, *task, effort): task for task in tasks}
         for future in as_completed(futures):
-            future.result()
-            print(*futures[future], flush=True)
+            error = future.exception()
+            print(*futures[future], "" if error is None else repr(error), flush=True)
 
 
 def main() -> None:
