@@ -179,7 +179,7 @@ class DeepGP(SelectableModel[Dataset]):
         """Return the bound given the inputs of the last layer, without the other layers' KL."""
         last = self.layers[-1]
         points = last.points()
-        top = last.marginals(inputs, points.over_samples())
+        top = last.marginals(inputs, points)
         nats = self._expected(data)(top.mean, top.variance)
         scale = 1.0 if total is None else total / data.N
         return scale * nats.sum((-2, -1)).mean() - points.kl()

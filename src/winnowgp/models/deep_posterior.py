@@ -115,7 +115,7 @@ class DeepPosterior(nn.Module):
             nodes = torch.cat([axes, -axes])[:, None]
             hidden = output.mean + output.variance.sqrt() * nodes
             inputs = layer_inputs(hidden, X, skip_connections=self.skip_connections)
-            output = _mixed(layer.marginals(inputs, layer_points.over_samples()))
+            output = _mixed(layer.marginals(inputs, layer_points))
         if observed:
             return observation_model(self.likelihood).predict(output.mean, output.variance)
         return output

@@ -188,6 +188,7 @@ class _NaturalPass:
         assert mean.grad is not None
         slope = -self.batches.scale / process_group.world_size * mean.grad
         inputs = self.evaluation.passed.inputs[number]
+        whitened = self.evaluation.passed.whitened[number]
         sites = layer_sites(layer, inputs, mean, slope, self.precisions[number])
         old = layer.q_mean.clone(), layer.q_factor.clone()
         last = number == len(model.layers) - 1
@@ -195,7 +196,9 @@ class _NaturalPass:
         before = 0.0 if unchecked else self._mean(lambda: self.evaluation.fit - layer.points().kl())
         for _ in range(_SHORTENED):
             try:
-                step = sites.natural_step(layer, rate=rate, process_group=process_group)
+                step = sites.natural_step(
+                    layer, rate=rate, whitened=whitened, process_group=process_group
+                )
                 q_mean, q_factor = process_group.broadcast(*step)
                 _set(layer, q_mean if last else old[0], q_factor)
                 if unchecked or self._mean(lambda: self._last_bound(inputs)) >= before:
