@@ -10,14 +10,20 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    Likelihood,
+    PoissonLikelihood,
+    SoftmaxLikelihood,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
+from winnowgp.estimators.allocations import AllocatedEstimator, layer_locations
+from winnowgp.estimators.base import check_kernel_columns, cpu_frontier, rows_at_once
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
@@ -76,7 +82,7 @@ def _layers(name: str, value: Any) -> int | None:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DeepEstimator(BaseGP, ABC):
+class DeepEstimator(AllocatedEstimator, ABC):
     """The base class of deep estimators, which select inducing points in each layer.
 
     Args:
@@ -112,6 +118,9 @@ class DeepEstimator(BaseGP, ABC):
         batch_size: rows per step; all rows if None.
         samples: number of samples propagated per row in each step.
         predict_samples: number of samples propagated per row in predictions.
+        smaller_models: with a `tolerance` and the fast schedule, number of smaller models that are
+            trained after the selected one, each with four times the ELBO gap of the one before;
+            `resized` returns them.
 
     Attributes:
         n_inducing_: number of inducing points of each layer.
@@ -125,6 +134,10 @@ class DeepEstimator(BaseGP, ABC):
         alpha_: strength of the prior in each layer.
         frontiers_: best ELBO for each number of inducing points in each layer, the other layers
             unchanged; None with the paper's schedule.
+        allocations_: numbers of inducing points per layer, prediction time and ELBO of the trained
+            models that no quicker one has the ELBO of, quickest first
+            (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
+            `tolerance` and the fast schedule.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
         elbo_gap_: nats per observation by which the ELBO is below that of the best model seen; with
             `alpha` or a limit alone, what pruning cost before training continued.
@@ -143,6 +156,7 @@ class DeepEstimator(BaseGP, ABC):
     batch_size: int | None = 1024
     samples: int = 1
     predict_samples: int = 64
+    smaller_models: int = 2
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
@@ -271,19 +285,18 @@ class DeepEstimator(BaseGP, ABC):
             post=post,
             predict_samples=params.predict_samples,
             max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
+            smaller_models=params.smaller_models,
             **settings,
         )
         return FastSchedule(goal, deep=training)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
-        self.posterior_ = result.model.posterior(samples=int(self.predict_samples)).cpu()
+        self._set_posterior(result.model.posterior(samples=int(self.predict_samples)).cpu())
         self.elbo_ = result.elbo
         self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
-        self.n_inducing_ = self.posterior_.M
-        points = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
-        self.inducing_points_ = layer_locations(points, self._x_scaler)
+        self._set_allocations(result, observations)
         self.candidates_ = layer_locations(result.candidates, self._x_scaler)
         self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
         self.alpha_ = tuple(selection.alpha for selection in selections)
@@ -311,14 +324,6 @@ def _limit(
         return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))
 
     return MaxPredictTime(params.max_predict_us, predict_us)
-
-
-def layer_locations(
-    layers: Sequence[Tensor], x_scaler: Standardiser
-) -> tuple[NDArray[np.float64], ...]:
-    """Return the locations of each layer's points; only those of the first layer have units."""
-    first, *others = (points.cpu() for points in layers)
-    return (x_scaler.inverse(first).numpy(), *(points.numpy() for points in others))
 
 
 def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ...]:
@@ -441,6 +446,20 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         if not return_std:
             return mean
         return mean, self._y_scaler.deviations(prediction.variance.sqrt())
+
+    def _set_sized(self, number: int) -> None:
+        super()._set_sized(number)
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+    @torch.no_grad()
+    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood]]:
+        """Return mean and variance of the latent functions of every sample, and the likelihood."""
+        chunks = inputs.split(rows_at_once(self.posterior_))
+        each = [self.posterior_.components(chunk) for chunk in chunks]
+        mean = torch.cat([components.mean for components in each], 1).cpu()
+        variance = torch.cat([components.variance for components in each], 1).cpu()
+        return [(Prediction(*pair), self.likelihood_) for pair in zip(mean, variance, strict=True)]
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)

@@ -16,7 +16,8 @@ from torch import Tensor
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.quality import class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import has_noise
@@ -73,7 +74,7 @@ def permutation_importance(
     """
     target = model.target
     table.require_columns([target], argument="`table`")
-    if isinstance(model.estimator, SparseGPClassifier):
+    if isinstance(model.estimator, ClassTargets):
         y: NDArray[Any] = table.strings(target).astype(str)
     else:
         numbers = table.numbers(target)
@@ -116,7 +117,7 @@ def importance(
                 "standard_error": float(loss.std(ddof=1) / sqrt(len(y))),
             }
         )
-    classes = isinstance(estimator, SparseGPClassifier)
+    classes = isinstance(estimator, ClassTargets)
     measure = "log probability, nats per observation" if classes else "R²"
     columns.sort(key=lambda each: -each["loss"])
     return {"measure": measure, "rows": len(y), "columns": columns}
@@ -126,7 +127,7 @@ def _losses(
     estimator: SparseGPRegressor | SparseGPClassifier, X: Values, y: NDArray[Any]
 ) -> Values:
     """Return the loss of each row: negative log probability, or squared error over variance."""
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         return -class_densities(estimator, X, y)
     return (estimator.predict(X) - y) ** 2 / max(float(np.var(y)), 1e-300)
 
@@ -137,11 +138,15 @@ def column_features(encoder: TableEncoder) -> list[list[int]]:
     return [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def relevances(kernel: Kernel, encoder: TableEncoder) -> dict[str, float] | None:
+def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None:
     """Return 1 / lengthscale of each standardised column, the largest of its features.
 
-    The result is None unless the kernel has one lengthscale per feature.
+    The result is None unless the kernel has one lengthscale per feature, and for deep models: what
+    a column matters to their predictions depends on all layers.
     """
+    if isinstance(estimator, DeepEstimator):
+        return None
+    kernel = estimator.kernel_
     scales = [
         1 / component.lengthscale.detach().reshape(-1).numpy()
         for component in kernel.modules()
@@ -207,7 +212,7 @@ def effect_curves(
     )
     if term is not None:
         curves = [_term_curve(estimator, term[1], X)]
-    elif isinstance(estimator, SparseGPClassifier):
+    elif isinstance(estimator, ClassTargets):
         curves = _class_curves(estimator, X)
     else:
         curves = [_curve(estimator, X)]
@@ -353,7 +358,10 @@ def _grid(
     low, high = between
     number = [c.name for c in encoder.columns].index(column.name)
     feature = column_features(encoder)[number][0]
-    kernel = estimator.kernel_ if term is None else term
+    kernel = term
+    if term is None:
+        deep = isinstance(estimator, DeepEstimator)
+        kernel = estimator.posterior_.layers[0].kernel if deep else estimator.kernel_
     scale = float(estimator._x_scaler.scale[feature])
     spacing, period = resolution(kernel, feature, len(encoder.features), scale)
     needed = (high - low) / spacing if spacing > 0 else np.inf
@@ -420,7 +428,7 @@ def _curve(model: SparseGPRegressor, X: Values) -> Curve:
     latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
     sd = latent.variance.sqrt()
     lower, upper = (_in_units(model, latent.mean + 2 * side * sd) for side in (-1, 1))
-    mean = _in_units(model, latent.mean) if model.log_target else model.predict(X)
+    mean = _in_units(model, latent.mean) if model._takes_logarithm() else model.predict(X)
     curve = _as_curve("", mean, lower, upper)
     if isinstance(model.posterior_, HeteroscedasticPosterior):
         below, above = (_shortened(end) for end in model.predict_interval(X))

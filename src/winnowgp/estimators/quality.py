@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.target_scaler import TargetScaler
-from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
 from winnowgp.models.mixture import mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.quantiles import gaussian_quantiles
@@ -56,7 +56,16 @@ class Predictive:
         wanted = torch.tensor(probabilities, dtype=torch.float64)
         (latent, likelihood), *others = self._parts
         if others:
-            return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+            if any(other is not likelihood for _, other in others):
+                return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+            # Samples of a deep GP: one likelihood of a mixture of latent functions.
+            latent = Prediction(
+                torch.stack([f.mean for f, _ in self._parts]),
+                torch.stack([f.variance for f, _ in self._parts]),
+            )
+            return self._scaler.values(
+                predicted_quantiles(likelihood, latent, wanted, observed=True)
+            )
         model = observation_model(likelihood)
         return self._scaler.values(model.quantiles(latent.mean, latent.variance, wanted))
 
@@ -119,9 +128,12 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
     known = model._known_noise(noise_variance, len(inputs))
     # The likelihood adds its own noise to the variance.
     extra = 0.0 if known is None else known.cpu()
+    latents = model._latents(inputs)
+    # Members of a mixture may share a likelihood.
+    copies = {id(likelihood): deepcopy(likelihood).cpu() for _, likelihood in latents}
     parts = tuple(
-        (Prediction(latent.mean, latent.variance + extra), deepcopy(likelihood).cpu())
-        for latent, likelihood in model._latents(inputs)
+        (Prediction(latent.mean, latent.variance + extra), copies[id(likelihood)])
+        for latent, likelihood in latents
     )
     observed = mixture_moments(*_observed(parts))
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
@@ -234,7 +246,7 @@ def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> 
         return poisson.logpmf(y, mean)
     scale = model._y_scaler.columns.scale.item()
     # A deviation of log y is relative to the level of y.
-    least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model.log_target else 1.0)
+    least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model._takes_logarithm() else 1.0)
     return norm.logpdf(y, y_train.mean(), max(y_train.std(), least))
 
 

@@ -13,6 +13,7 @@ from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
 from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.effects import column_features
 from winnowgp.estimators.evaluation import labelled_rows, observed_targets
 from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
@@ -84,6 +85,11 @@ def update_table(
         InputError: columns are missing or have unknown categories, inputs or the target have other
             units, or the model cannot be updated.
     """
+    if isinstance(model.estimator, DeepEstimator):
+        raise InputError(
+            "`model` must not be a deep GP, which cannot be updated; fit all rows together, or a "
+            "model of one layer."
+        )
     rows = labelled_rows(model, table)
     model.encoder.require_columns(rows)
     _check_categories(model, rows)

@@ -16,8 +16,9 @@ from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.base import predicting_on, rows_at_once
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
+from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.extrapolation import Extrapolation
 from winnowgp.estimators.quality import predictive
 from winnowgp.estimators.regression import SparseGPRegressor
@@ -47,7 +48,7 @@ class TabularModel:
     """
 
     encoder: TableEncoder
-    estimator: SparseGPRegressor | SparseGPClassifier
+    estimator: SparseGPRegressor | SparseGPClassifier | DeepGPRegressor | DeepGPClassifier
     id_column: str | None
     summary: Summary
 
@@ -113,7 +114,7 @@ class TabularModel:
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
             columns[self.id_column] = table.strings(self.id_column, literal=True)
-        if isinstance(self.estimator, SparseGPClassifier):
+        if isinstance(self.estimator, ClassTargets):
             if quantiles:
                 raise InputError("classes have no quantiles; leave `quantiles` out.")
             probability = self.estimator.predict_proba(X)
@@ -166,11 +167,12 @@ class TabularModel:
         held-out rows is not known, since the model does not keep them.
 
         Args:
-            points: number of inducing points, one of `estimator.available_sizes_`.
+            points: number of inducing points, one of `estimator.available_sizes_`; for a deep model
+                their sum over the layers.
             settings: settings to replace or add, such as the command that made it.
         """
         estimator = self.estimator.resized(points)
-        if points == self.estimator.n_inducing_:
+        if points == total_points(self.estimator):
             return self
         summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
         return replace(self, estimator=estimator, summary=summary)
