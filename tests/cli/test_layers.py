@@ -9,6 +9,7 @@ import pytest
 
 from winnowgp import DeepGPClassifier, DeepGPRegressor, TabularModel, load
 from winnowgp.cli.app import run
+from winnowgp.data import read_table
 from winnowgp.estimators import deep
 
 
@@ -38,19 +39,23 @@ def loaded(path: Path) -> TabularModel:
     return model
 
 
+def regressor(model: TabularModel) -> DeepGPRegressor:
+    assert isinstance(model.estimator, DeepGPRegressor)
+    return model.estimator
+
+
 def test_fit_layers_saves_a_deep_regressor_with_its_summary(
     regression: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = loaded(regression)
-    assert isinstance(model.estimator, DeepGPRegressor)
+    estimator = regressor(loaded(regression))
     assert run(["info", str(regression), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["layer_inducing_points"] == list(model.estimator.n_inducing_)
-    assert found["inducing_points"] == sum(model.estimator.n_inducing_)
+    assert found["layer_inducing_points"] == list(estimator.n_inducing_)
+    assert found["inducing_points"] == sum(estimator.n_inducing_)
     assert found["settings"]["layers"] == "2"
     assert found["held_out"]["rows"] == 12
     assert run(["info", str(regression)]) == 0
-    first, second = model.estimator.n_inducing_
+    first, second = estimator.n_inducing_
     assert f"in 2 layers: {first} + {second}" in capsys.readouterr().out
 
 
@@ -60,13 +65,11 @@ def test_predict_of_a_deep_model_equals_the_estimator(
     assert run(["predict", str(regression), str(shop), "--quantiles", "0.5", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     model = loaded(regression)
-    from winnowgp.data import read_table
-
     X = model.encoder.encode(read_table(shop))
-    mean, sd = model.estimator.predict(X, return_std=True)
+    mean, sd = regressor(model).predict(X, return_std=True)
     np.testing.assert_allclose([row["mean"] for row in rows], mean, rtol=1e-9)
     np.testing.assert_allclose([row["sd"] for row in rows], sd, rtol=1e-9)
-    ends = model.estimator.predict_quantiles(X, [0.025, 0.5])
+    ends = regressor(model).predict_quantiles(X, [0.025, 0.5])
     np.testing.assert_allclose([row["lower"] for row in rows], ends[0], rtol=1e-6)
     np.testing.assert_allclose([row["q0.5"] for row in rows], ends[1], rtol=1e-6)
 
@@ -82,13 +85,15 @@ def test_evaluate_report_and_frontier_read_a_deep_model(
     assert run(["frontier", str(regression), "-o", str(plot), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert plot.stat().st_size > 0
-    estimator = loaded(regression).estimator
+    estimator = regressor(loaded(regression))
     assert found["selected"] == list(estimator.n_inducing_)
     assert [tuple(row["inducing_points"]) for row in found["frontier"]] == [
         each.sizes for each in estimator.allocations_
     ]
     selected = [row for row in found["frontier"] if row["inducing_points"] == found["selected"]]
-    held_out = loaded(regression).summary["quality"]["metrics"][2]["value"]
+    quality = loaded(regression).summary["quality"]
+    assert quality is not None
+    held_out = quality["metrics"][2]["value"]
     assert selected[0]["held_out_nats_per_observation"] == pytest.approx(held_out)
     assert run(["frontier", str(regression)]) == 0
     assert "selected" in capsys.readouterr().out
@@ -101,7 +106,7 @@ def test_resize_saves_a_smaller_deep_model(regression: Path, tmp_path: Path) -> 
     arguments = ["resize", str(regression), "--points", str(points), "-o", str(output), "-q"]
     assert run(arguments) == 0
     after = loaded(output)
-    assert sum(after.estimator.n_inducing_) == points == after.summary["choice"]["points"]
+    assert sum(regressor(after).n_inducing_) == points == after.summary["choice"]["points"]
     assert after.summary["choice"]["resized_from"] == before.summary["choice"]["points"]
 
 

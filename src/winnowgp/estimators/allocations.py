@@ -33,7 +33,7 @@ class AllocatedEstimator(BaseGP, ABC):
     @property
     def available_sizes_(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of inducing points per layer that `resized` accepts, quickest first."""
-        return (*(sized.posterior.M for sized in self._sized), self.n_inducing_)
+        return (*(_deep(sized).M for sized in self._sized), self.n_inducing_)
 
     def resized(self, points: int | tuple[int, ...]) -> Self:
         """Return a copy of the fitted estimator with fewer inducing points.
@@ -65,10 +65,8 @@ class AllocatedEstimator(BaseGP, ABC):
             X: inputs `[N D]`.
             y: targets or labels.
         """
-        densities = {
-            sizes: float(np.mean(self.resized(sizes).log_density(X, y)))
-            for sizes in self.available_sizes_
-        }
+        models: list[Any] = [self.resized(sizes) for sizes in self.available_sizes_]
+        densities = {m.n_inducing_: float(np.mean(m.log_density(X, y))) for m in models}
         return tuple(
             replace(each, log_density=densities.get(each.sizes, nan)) for each in self.allocations_
         )
@@ -76,7 +74,7 @@ class AllocatedEstimator(BaseGP, ABC):
     def _set_allocations(self, result: FitResult[Any], observations: float) -> None:
         """Set `allocations_`, and keep the models that are quicker than the selected one."""
         samples = self.posterior_.samples
-        trained = [(each.posterior.with_samples(samples).cpu(), each.elbo) for each in result.sized]
+        trained = [(_deep(each).with_samples(samples).cpu(), each.elbo) for each in result.sized]
         trained.append((self.posterior_, result.elbo))
         trained.sort(key=lambda pair: prediction_cost(pair[0].layers, samples=samples))
         best = result.elbo + result.elbo_gap
@@ -100,14 +98,18 @@ class AllocatedEstimator(BaseGP, ABC):
     def _set_sized(self, number: int) -> None:
         """Set the attributes to those of a smaller model."""
         sized = self._sized[number]
-        assert isinstance(sized.posterior, DeepPosterior)
-        self._set_posterior(sized.posterior)
+        self._set_posterior(_deep(sized))
         (gap,) = {each.elbo_gap for each in self.allocations_ if each.sizes == self.n_inducing_}
         self.elbo_, self.elbo_gap_ = sized.elbo, gap
         self._sized = self._sized[:number]
         self.candidates_ = tuple(points[:0] for points in self.inducing_points_)
         self.inclusion_ = tuple(np.zeros(0) for _ in self.n_inducing_)
         self.alpha_ = self.frontiers_ = (None,) * len(self.n_inducing_)
+
+
+def _deep(sized: SizedModel) -> DeepPosterior:
+    assert isinstance(sized.posterior, DeepPosterior)
+    return sized.posterior
 
 
 def layer_locations(

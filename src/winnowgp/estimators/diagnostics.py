@@ -25,16 +25,16 @@ from winnowgp.estimators.alarms import (
     selection_alarms,
 )
 from winnowgp.estimators.base import total_points
-from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
-from winnowgp.estimators.deep import DeepEstimator, DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.quality import (
+    TableEstimator,
     class_densities,
     constant_class_densities,
     constant_densities,
     predictive,
     r_squared,
 )
-from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
 
 Values = NDArray[np.float64]
@@ -44,7 +44,7 @@ _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResiduals
 
 
 def diagnose(
-    model: SparseGPRegressor | SparseGPClassifier | DeepGPRegressor | DeepGPClassifier,
+    model: TableEstimator,
     X: Values,
     y: NDArray[Any],
     *,

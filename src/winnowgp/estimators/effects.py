@@ -16,12 +16,12 @@ from torch import Tensor
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.quality import class_densities
+from winnowgp.estimators.quality import Regressor, TableEstimator, class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import has_noise
-from winnowgp.models import HeteroscedasticPosterior, MixturePosterior
+from winnowgp.models import DeepPosterior, HeteroscedasticPosterior, MixturePosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
@@ -86,7 +86,7 @@ def permutation_importance(
 
 
 def importance(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     X: Values,
     y: NDArray[Any],
@@ -123,9 +123,7 @@ def importance(
     return {"measure": measure, "rows": len(y), "columns": columns}
 
 
-def _losses(
-    estimator: SparseGPRegressor | SparseGPClassifier, X: Values, y: NDArray[Any]
-) -> Values:
+def _losses(estimator: TableEstimator, X: Values, y: NDArray[Any]) -> Values:
     """Return the loss of each row: negative log probability, or squared error over variance."""
     if isinstance(estimator, ClassTargets):
         return -class_densities(estimator, X, y)
@@ -188,7 +186,7 @@ def column_effect(
 
 
 def effect_curves(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     column: ColumnEncoding,
     *,
@@ -228,7 +226,7 @@ def effect_curves(
 
 
 def term_effects(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     name: str,
     *,
@@ -248,7 +246,7 @@ def term_effects(
         name: the kernel as an expression, whose terms give the names.
         ranked: the columns, the most important first.
     """
-    kernel = estimator.kernel_
+    kernel = None if isinstance(estimator, DeepEstimator) else estimator.kernel_
     if not isinstance(kernel, AdditiveKernel):
         return []
     terms = [term for term in kernel.kernels if isinstance(term, Kernel)]
@@ -358,10 +356,8 @@ def _grid(
     low, high = between
     number = [c.name for c in encoder.columns].index(column.name)
     feature = column_features(encoder)[number][0]
-    kernel = term
-    if term is None:
-        deep = isinstance(estimator, DeepEstimator)
-        kernel = estimator.posterior_.layers[0].kernel if deep else estimator.kernel_
+    deep = isinstance(estimator, DeepEstimator)
+    kernel = estimator.posterior_.layers[0].kernel if deep else term or estimator.kernel_
     scale = float(estimator._x_scaler.scale[feature])
     spacing, period = resolution(kernel, feature, len(encoder.features), scale)
     needed = (high - low) / spacing if spacing > 0 else np.inf
@@ -418,7 +414,7 @@ def _as_curve(label: str, mean: Values, lower: Values, upper: Values) -> Curve:
     }
 
 
-def _curve(model: SparseGPRegressor, X: Values) -> Curve:
+def _curve(model: Regressor, X: Values) -> Curve:
     """Return the mean of an observation, and ± 2 sd of the function without noise.
 
     If noise depends on the inputs, intervals of an observation are added.
@@ -436,14 +432,14 @@ def _curve(model: SparseGPRegressor, X: Values) -> Curve:
     return curve
 
 
-def _in_units(model: SparseGPRegressor, f: Tensor) -> Values:
+def _in_units(model: Regressor, f: Tensor) -> Values:
     """Return the target that belongs to a latent value: itself, eᶠ, or the mean of counts."""
     if has_noise(model.likelihood_):
         return model._y_scaler.values(f)
     return model.likelihood_.forward(f[:, 0]).mean.numpy()
 
 
-def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
+def _class_curves(model: ClassTargets, X: Values) -> list[Curve]:
     """Return the probability of the second of two classes with ± 2 sd, or of several without."""
     probability = model.predict_proba(X)
     if len(model.classes_) == 2:
@@ -459,7 +455,7 @@ def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
 
 
 @torch.no_grad()
-def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: Values) -> Curve:
+def _term_curve(model: TableEstimator, term: Kernel, X: Values) -> Curve:
     """Return mean and ± 2 sd of a term of the latent function, minus its average over the rows.
 
     It is that of the first of several functions. In regression with noise it is in the units of the
@@ -471,6 +467,7 @@ def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: 
     if isinstance(posterior, MixturePosterior):
         # The parts of the members do not add up to averages: those of the mode do.
         posterior = posterior.mode
+    assert not isinstance(posterior, DeepPosterior)
     k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
     mean = mean - mean.mean()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from scipy.stats import nbinom, norm, poisson
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
@@ -27,6 +28,12 @@ Values = NDArray[np.float64]
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BINS = 10
+Regressor: TypeAlias = SparseGPRegressor | DeepGPRegressor
+
+TableEstimator: TypeAlias = Regressor | SparseGPClassifier | DeepGPClassifier
+
+"""An estimator of a model of a table."""
+
 MOST_RESIDUALS = 400
 """Held-out rows that are stored for plots, so that a file does not grow with the data."""
 
@@ -116,7 +123,7 @@ def _observed(parts: Sequence[tuple[Prediction, Likelihood]]) -> tuple[Tensor, T
     return torch.stack([o.mean for o in each]), torch.stack([o.variance for o in each])
 
 
-def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) -> Predictive:
+def predictive(model: Regressor, X: Any, *, noise_variance: Any = None) -> Predictive:
     """Return the predictive distribution of a regressor of one target, in the target's units.
 
     Args:
@@ -141,7 +148,7 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
 
 
 def regression_quality(
-    model: SparseGPRegressor,
+    model: Regressor,
     X: Values,
     y: Values,
     *,
@@ -176,7 +183,7 @@ def regression_quality(
 
 
 def classification_quality(
-    model: SparseGPClassifier, X: Values, labels: NDArray[Any], *, train_labels: NDArray[Any]
+    model: ClassTargets, X: Values, labels: NDArray[Any], *, train_labels: NDArray[Any]
 ) -> Quality:
     """Return accuracy, log probability, reliability and the confusion matrix on held-out rows."""
     classes = model.classes_
@@ -229,7 +236,7 @@ def r_squared(y: Values, predicted: Any) -> float:
     return float(1 - np.mean((y - predicted) ** 2) / spread) if spread > 0 else 0.0
 
 
-def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> Values:
+def constant_densities(model: Regressor, y: Values, y_train: Values) -> Values:
     """Return the log density of each row under one distribution for all.
 
     It is Gaussian, or Poisson for counts. For a model with a negative binomial likelihood it is
@@ -250,7 +257,7 @@ def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> 
     return norm.logpdf(y, y_train.mean(), max(y_train.std(), least))
 
 
-def class_densities(model: SparseGPClassifier, X: Values, labels: NDArray[Any]) -> Values:
+def class_densities(model: ClassTargets, X: Values, labels: NDArray[Any]) -> Values:
     """Return the log probability of each label, at least log 1e-12."""
     return np.maximum(model.log_density(X, labels), np.log(_LEAST_PROBABILITY))
 

@@ -13,9 +13,8 @@ from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset, Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.base import total_points
-from winnowgp.estimators.classification import ClassLabels, ClassTargets, SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.classification import ClassLabels, ClassTargets
+from winnowgp.estimators.quality import TableEstimator
 from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
@@ -284,7 +283,7 @@ def _table_encoder(config: dict[str, Any]) -> TableEncoder:
 @register("TabularModel", TabularModel)
 def _tabular_model(
     encoder: TableEncoder,
-    estimator: SparseGPRegressor | SparseGPClassifier | DeepGPRegressor | DeepGPClassifier,
+    estimator: TableEstimator,
     id_column: str | None,
     summary: Summary,
 ) -> TabularModel:

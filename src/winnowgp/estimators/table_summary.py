@@ -276,6 +276,9 @@ def resized(
         asked=counted(total_points(estimator), "point"),
         kernel=before["kernel"],
     )
+    if "allocations" in before:
+        # Their held-out densities are known.
+        after["allocations"] = before["allocations"]
     columns = {column.name: column for column in encoder.columns}
     return {
         **summary,
@@ -284,12 +287,7 @@ def resized(
             for column in summary["columns"]
         ],
         "noise_sd": noise_sd(estimator),
-        # Held-out densities of all allocations are known.
-        "choice": {
-            **after,
-            **({"allocations": before["allocations"]} if "allocations" in before else {}),
-            "resized_from": largest,
-        },
+        "choice": {**after, "resized_from": largest},
         "alarms": [],
         "quality": None,
         "importance": None,
@@ -447,8 +445,6 @@ def effects(
         effect_curves(estimator, encoder, each.column, between=each.between, values=each.values)
         for each in ranked[:MOST_EFFECTS]
     ]
-    if isinstance(estimator, DeepEstimator):
-        return curves, []
     return curves, term_effects(estimator, encoder, kernel, ranked=ranked)
 
 

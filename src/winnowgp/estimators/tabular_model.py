@@ -17,11 +17,9 @@ from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
 from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
-from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.extrapolation import Extrapolation
-from winnowgp.estimators.quality import predictive
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.quality import TableEstimator, predictive
 from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
 from winnowgp.report.summary import Summary
@@ -48,7 +46,7 @@ class TabularModel:
     """
 
     encoder: TableEncoder
-    estimator: SparseGPRegressor | SparseGPClassifier | DeepGPRegressor | DeepGPClassifier
+    estimator: TableEstimator
     id_column: str | None
     summary: Summary
 
