@@ -68,7 +68,7 @@ class AllocatedEstimator(BaseGP, ABC):
         models: list[Any] = [self.resized(sizes) for sizes in self.available_sizes_]
         densities = {m.n_inducing_: float(np.mean(m.log_density(X, y))) for m in models}
         return tuple(
-            replace(each, log_density=densities.get(each.sizes, nan)) for each in self.allocations_
+            replace(each, log_density=densities.get(each.sizes)) for each in self.allocations_
         )
 
     def _set_allocations(self, result: FitResult[Any], observations: float) -> None:

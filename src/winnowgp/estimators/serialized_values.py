@@ -114,7 +114,11 @@ def _sized_model(
 
 @register("Allocation", Allocation)
 def _allocation(
-    sizes: tuple[int, ...], predict_us: float, elbo: float, elbo_gap: float, log_density: float
+    sizes: tuple[int, ...],
+    predict_us: float,
+    elbo: float,
+    elbo_gap: float,
+    log_density: float | None,
 ) -> Allocation:
     return Allocation(sizes, predict_us, elbo, elbo_gap, log_density)
 

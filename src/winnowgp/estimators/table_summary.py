@@ -246,12 +246,13 @@ def _deep_choice(
 
 def _allocation_summary(allocation: Allocation) -> AllocationSummary:
     """Return numbers of inducing points, prediction time, ELBO and held-out density."""
+    density = allocation.log_density
     return {
         "points": list(allocation.sizes),
         "predict_us": allocation.predict_us,
         "bound": allocation.elbo,
         "given_up": allocation.elbo_gap,
-        "log_density": _finite(allocation.log_density),
+        "log_density": None if density is None else _finite(density),
     }
 
 

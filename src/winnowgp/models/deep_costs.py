@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from time import perf_counter
 from typing import final
 
@@ -29,8 +28,8 @@ class Allocation:
     """ELBO after training, in nats."""
     elbo_gap: float
     """Nats per observation below the best model of the fit."""
-    log_density: float = nan
-    """Mean log density of held-out rows, in nats per observation; NaN if not computed."""
+    log_density: float | None = None
+    """Mean log density of held-out rows, in nats per observation, if it was computed."""
 
 
 def prediction_prices(model: DeepGP, *, samples: int) -> tuple[float, ...]:

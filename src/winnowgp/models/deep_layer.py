@@ -17,7 +17,7 @@ from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.observations import Prediction
-from winnowgp.models.stationary import RBFProfile, stationary_form
+from winnowgp.models.stationary import RBFProfile, StationaryForm, stationary_form
 from winnowgp.typing import Mask, Masks
 
 HIDDEN_MEANS = ("identity", "zero")
@@ -140,7 +140,7 @@ class DeepLayer(nn.Module):
         V = solve_lower(points.L, Kuf)
         mean, variance = marginals(
             V,
-            kff=prior_variance(self.kernel, X),
+            kff=_layer_variance(self.kernel, X),
             q_mean=points.q_mean,
             q_factor=points.q_factor,
         )
@@ -239,6 +239,18 @@ def linear_map(X: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D P"]:
     return torch.eye(D, width, dtype=X.dtype, device=X.device)
 
 
+def _rbf_form(kernel: Kernel, D: int) -> StationaryForm | None:
+    """Return the form of a scaled RBF kernel on D columns, and None for other kernels."""
+    form = stationary_form(kernel, D)
+    return form if form is not None and isinstance(form.profile, RBFProfile) else None
+
+
+def _layer_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:
+    """Return the prior variance of each row, as `layer_covariance`."""
+    form = _rbf_form(kernel, X.shape[-1])
+    return prior_variance(kernel, X) if form is None else form.variance.expand(X.shape[:-1])
+
+
 def layer_covariance(
     kernel: Kernel, A: Float[Tensor, "*#S R D"], B: Float[Tensor, "*#S C D"]
 ) -> Float[Tensor, "*S R C"]:
@@ -246,8 +258,8 @@ def layer_covariance(
 
     GPyTorch compares both arguments in every call, for which the CPU has to wait for a GPU.
     """
-    form = stationary_form(kernel, A.shape[-1])
-    if form is None or not isinstance(form.profile, RBFProfile) or 0 in (A.shape[-2], B.shape[-2]):
+    form = _rbf_form(kernel, A.shape[-1])
+    if form is None or 0 in (A.shape[-2], B.shape[-2]):
         return covariance(kernel, A, B)
     # log k = a·b − ½‖a‖² − ½‖b‖², of rows in lengthscales from a centre.
     centre = A.detach().mean(-2, keepdim=True)

@@ -30,6 +30,7 @@ from winnowgp.models.deep_layer import DeepLayer, layer_covariance
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
+from winnowgp.typing import Scalar
 
 
 @final
@@ -69,7 +70,7 @@ class LayerSites:
         self,
         layer: DeepLayer,
         *,
-        rate: float,
+        rate: float | Scalar,
         whitened: Float[Tensor, "K R"] | None = None,
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
@@ -96,7 +97,7 @@ class LayerSites:
         B = rate * C
         B.diagonal(dim1=-2, dim2=-1).add_(rate)
         D = rate * D
-        if rate < 1:
+        if isinstance(rate, Tensor) or rate < 1:
             inverse = _inverse(layer.q_factor.tril())
             old = inverse.mT @ inverse
             B += (1 - rate) * old
