@@ -130,6 +130,8 @@ def as_json(summary: Summary, *, file: str) -> str:
             ],
             "ignored_columns": summary.get("ignored", []),
             "inducing_points": choice["points"],
+            "layer_inducing_points": choice.get("layers"),
+            "allocations": choice.get("allocations"),
             "noise_inducing_points": choice.get("noise_points"),
             "hyper_posteriors": choice.get("hyper_posteriors"),
             "constant_weight": choice.get("constant_weight"),

@@ -19,6 +19,7 @@ from winnowgp.errors import InputError, NotShardedWarning
 from winnowgp.linalg import reuse_freed_memory
 from winnowgp.models import (
     DeepGP,
+    DeepPosterior,
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     MixturePosterior,
@@ -159,7 +160,7 @@ class Growth:
 class SizedModel:
     """A model of another size, with hyper-parameters and locations of its own."""
 
-    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
     elbo: float
     """ELBO in nats."""
     log_density: float
@@ -201,7 +202,8 @@ class FitResult(Generic[Trained]):
     frontier: SizeFrontier | None = None
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()
-    """Models with fewer inducing points, refitted at their size, smallest first."""
+    """Models with fewer inducing points, refitted at their size, smallest first. Those of a deep GP
+    have other allocations to the layers, larger ones included."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
     subset_posterior: SubsetPosterior | None = None
