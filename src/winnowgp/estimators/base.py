@@ -28,8 +28,10 @@ from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
     Prediction,
 )
@@ -47,7 +49,14 @@ ROWS = 16_384
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
 
-AnyPosterior: TypeAlias = Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+AnyPosterior: TypeAlias = (
+    Posterior
+    | HeteroscedasticPosterior
+    | MixturePosterior
+    | MultiOutputPosterior
+    | FidelityPosterior
+    | DeepPosterior
+)
 """A posterior of observed inputs."""
 
 

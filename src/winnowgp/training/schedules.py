@@ -23,6 +23,7 @@ from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputGP,
     Posterior,
 )
 from winnowgp.models.base import InducingModel
@@ -136,7 +137,9 @@ def warn_not_sharded(process_group: ProcessGroup, reason: str) -> None:
         )
 
 
-Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel | HeteroscedasticGP)
+Trained = TypeVar(
+    "Trained", bound=InducingModel | DeepGP | LatentModel | HeteroscedasticGP | MultiOutputGP
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +179,9 @@ class FitResult(Generic[Trained]):
     posterior: Any
     """Predicts without the training data: a `Posterior`, `DeepPosterior` or `LatentPosterior`."""
     selections: tuple[Selection, ...]
-    """The selection from each candidate set: one per layer of a deep GP, those of the function and
-    of its log noise for a `HeteroscedasticGP`, else one."""
+    """The selection from each candidate set: one per layer of a deep GP and per process of a
+    `MultiOutputGP`, those of the function and of its log noise for a `HeteroscedasticGP`, else
+    one."""
     candidates: tuple[Tensor, ...]
     """Locations `[K D]` of each candidate set when the selection was made."""
     elbo: float
@@ -257,8 +261,8 @@ def fit(
     """Train a copy of a model and select inducing points among its candidates.
 
     Args:
-        model: a `SparseGP`, `VariationalGP`, `HeteroscedasticGP`, `DeepGP`, `LatentVariableGP` or
-            `SampledLatentGP`.
+        model: a `SparseGP`, `VariationalGP`, `HeteroscedasticGP`, `MultiOutputGP`, `DeepGP`,
+            `LatentVariableGP` or `SampledLatentGP`.
         data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
             `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
         schedule: the schedule of the fit; `FastSchedule()` if None, which selects the fewest
