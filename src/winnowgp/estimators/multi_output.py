@@ -20,8 +20,7 @@ from winnowgp import training
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import check_kernel_columns
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import check_kernel_columns, documented
 from winnowgp.estimators.kernels import ComposedKernel, kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import FidelityPosterior, MultiOutputGP, MultiOutputPosterior
