@@ -151,6 +151,13 @@ def fit(
             "'rbf + periodic', 'rbf[age] * linear'."
         ),
     ] = "auto",
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="1; or the number of layers of a deep GP, for functions that jump or whose "
+            "smoothness varies; auto compares one, two and three."
+        ),
+    ] = "1",
     priors: Annotated[
         str,
         typer.Option(
@@ -263,7 +270,7 @@ def fit(
         raise InputError("`--cv` does not work with `--checkpoint` or torchrun; leave one out.")
     from rich.console import Console
 
-    from winnowgp.cli.progress import PhaseBars
+    from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
     from winnowgp.estimators import cross_validate_table, fit_outputs_table, fit_table
 
@@ -317,6 +324,7 @@ def fit(
         "missing": missing,
         "max_words": max_words,
         "kernel": kernel,
+        "layers": _layers(layers),
         "priors": None if priors == "none" else priors,
         "hyper": hyper,
         "posterior": posterior,
@@ -413,6 +421,14 @@ def _alpha(alpha: str) -> str | float:
         return float(alpha)
     except ValueError:
         raise InputError(f"`--alpha` must be auto or a number; got {alpha!r}.") from None
+
+
+def _layers(layers: str) -> str | int:
+    if layers == "auto":
+        return layers
+    if not layers.isdecimal() or int(layers) < 1:
+        raise InputError(f"`--layers` must be a number of at least 1, or auto; got {layers!r}.")
+    return int(layers)
 
 
 def _checkpoint(folder: Path | None, every: float | None) -> "Checkpoint | None":

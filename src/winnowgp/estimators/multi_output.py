@@ -16,7 +16,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import documented
 from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
 from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
 from winnowgp.models import FidelityPosterior

@@ -21,7 +21,7 @@ from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Standardiser
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
@@ -44,6 +44,7 @@ from winnowgp.models import (
     MultiOutputPosterior,
     Posterior,
 )
+from winnowgp.models.deep_costs import Allocation
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
@@ -89,6 +90,8 @@ _DEEP: _Fields = _ANY | {
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
     "frontiers_": tuple[Frontier | None, ...],
+    "allocations_": tuple[Allocation, ...],
+    "_sized": tuple[SizedModel, ...],
 }
 _PROCESSES: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -205,9 +208,18 @@ def _restore_deep(model: Any) -> None:
         ),
         "does not have one set of candidates per layer",
     )
-    model.n_inducing_ = model.posterior_.M
-    points = [layer.candidates.detach().clone() for layer in layers]
-    model.inducing_points_ = layer_locations(points, model._x_scaler)
+    _require(
+        all(
+            isinstance(sized.posterior, DeepPosterior)
+            and [(layer.D, layer.P) for layer in sized.posterior.layers]
+            == [(layer.D, layer.P) for layer in layers]
+            and type(sized.posterior.likelihood) is type(model.posterior_.likelihood)
+            and sized.posterior.M in [each.sizes for each in model.allocations_]
+            for sized in model._sized
+        ),
+        "has smaller models with other layers or likelihoods, or that no allocation describes",
+    )
+    model._set_posterior(model.posterior_)
 
 
 def _restore_processes(model: Any) -> None:

@@ -110,9 +110,11 @@ def _heteroscedastic_posterior(
 
 @register("MixturePosterior", models.MixturePosterior)
 def _mixture_posterior(
-    members: list[models.Posterior], mode: models.Posterior
+    members: list[models.Posterior],
+    mode: models.Posterior,
+    member_weights: Float[Tensor, " S"] | None,
 ) -> models.MixturePosterior:
-    return models.MixturePosterior(members, mode=mode)
+    return models.MixturePosterior(members, mode=mode, member_weights=member_weights)
 
 
 @register(

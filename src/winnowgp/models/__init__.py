@@ -6,10 +6,9 @@ from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
-from winnowgp.models.greedy import greedy_variance
+from winnowgp.models.greedy import ModelLocations, greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
-from winnowgp.models.locations import ModelLocations
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.multi_output_posterior import FidelityPosterior, MultiOutputPosterior

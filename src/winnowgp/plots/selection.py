@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
-from winnowgp.report.sentences import counted
+from winnowgp.report.sentences import counted, listed
+from winnowgp.report.summary import AllocationSummary
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5
@@ -72,6 +73,40 @@ def draw_frontier(
     ax.set(xlabel="number of inducing points", ylabel="ELBO gap (nats per observation)")
     ax.set_title("ELBO gap by number of inducing points")
     ax.legend(loc="upper right")
+    return ax
+
+
+def draw_allocations(
+    allocations: Sequence[AllocationSummary], chosen: Sequence[int], *, ax: Axes
+) -> Axes:
+    """Draw the ELBO gap of allocations of inducing points to layers against the prediction time.
+
+    Args:
+        allocations: models that were trained.
+        chosen: numbers of inducing points per layer that were selected.
+    """
+    us = [each["predict_us"] for each in allocations]
+    gaps = [max(each["given_up"], _SMALLEST_GAP) for each in allocations]
+    ax.plot(us, gaps, color=COLOURS["posterior"], linewidth=1.0, marker="o", markersize=4)
+    for x, gap, each in zip(us, gaps, allocations, strict=True):
+        ax.annotate(listed(each["points"]), (x, gap), xytext=(5, 4), textcoords="offset points")
+        if list(each["points"]) == list(chosen):
+            ax.scatter(
+                [x],
+                [gap],
+                s=46,
+                facecolors="white",
+                edgecolors=COLOURS["points"],
+                linewidths=1.4,
+                zorder=3,
+                label=f"{listed(chosen)} selected",
+            )
+    ax.set_yscale("log")
+    ax.set(xlabel="prediction time (µs per row)", ylabel="ELBO gap (nats per observation)")
+    ax.set_title("ELBO gap by prediction time")
+    ax.margins(x=0.15)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(loc="upper right")
     return ax
 
 

@@ -117,6 +117,11 @@ class Coordinates:
         """
         return bool(((x >= self._least) & (x <= self._most)).all())
 
+    def clear_gradient(self) -> None:
+        """Remove the gradients of the parameters."""
+        for entry in self._entries:
+            entry.parameter.grad = None
+
     def gradient(self) -> Float[Tensor, " n"]:
         """Return the gradient in these coordinates."""
         slopes = iter(self._slopes())

@@ -16,8 +16,10 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
+from winnowgp.linalg import reuse_freed_memory
 from winnowgp.models import (
     DeepGP,
+    DeepPosterior,
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     MixturePosterior,
@@ -161,7 +163,7 @@ class Growth:
 class SizedModel:
     """A model of another size, with hyper-parameters and locations of its own."""
 
-    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
     elbo: float
     """ELBO in nats."""
     log_density: float
@@ -204,13 +206,17 @@ class FitResult(Generic[Trained]):
     frontier: SizeFrontier | None = None
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()
-    """Models with fewer inducing points, refitted at their size, smallest first."""
+    """Models with fewer inducing points, refitted at their size, smallest first. Those of a deep GP
+    have other allocations to the layers, larger ones included."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
     subset_posterior: SubsetPosterior | None = None
     """The posterior over subsets, if it is not that of independent inclusion."""
     noise_gain: float | None = None
     """Nats by which noise that depends on the inputs raised the ELBO; None for other models."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the model, by the held-out
+    rows of a fit to few rows; zero if none were held out."""
 
     @property
     def selection(self) -> Selection:
@@ -296,6 +302,7 @@ def fit(
     schedule.check(model, data)
     if generator is None:
         generator = torch.Generator(device=_device(model)).manual_seed(0)
+    reuse_freed_memory()
     identity: dict[str, Any] = {}
     if not isinstance(checkpoint, CheckpointLog):
         identity = {**_row_identity(data, saved=checkpoint is not None), "model": model}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
-from winnowgp.training.row_sampling import representative_rows
+from winnowgp.training.initialization import representative_rows
 
 N, COUNT = 4000, 250
 
