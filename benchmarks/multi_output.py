@@ -6,6 +6,8 @@
 
 - smoothness: eight targets of two inputs, mixed from four functions whose lengthscales are 0.4 to
   3.2 standard deviations; a fifth of the targets is missing; 800 rows and 1,000 test rows.
+- curves: eight targets of one input, mixed from four functions whose lengthscales are 0.1 to 0.8
+  standard deviations; a fifth of the targets is missing; 200 rows and 1,000 test rows.
 - qpcr: 24 genes from the first three principal components of the other 24, 437 cells, a fifth of
   them held out. Which genes are which, and the cells, differ from seed to seed.
 
@@ -44,6 +46,11 @@ Values = NDArray[np.float64]
 FILE = RESULTS / "multi_output" / "fits.jsonl"
 SPEED = RESULTS / "multi_output" / "speed.jsonl"
 PROCESSES = 4
+MADE: dict[str, tuple[int, int, list[float]]] = {
+    "smoothness": (2, 800, [0.4, 0.8, 1.6, 3.2]),
+    "curves": (1, 200, [0.1, 0.2, 0.4, 0.8]),
+}
+"""Inputs, rows and lengthscales of made problems."""
 PARTS = ("allocation", "others")
 METHODS = ("lmc", "limited", "equal", "independent", "shared")
 
@@ -61,13 +68,14 @@ def smooth_functions(X: Values, lengthscales: list[float], rng: np.random.Genera
 def problem(name: str, seed: int) -> tuple[Values, Values, Values, Values]:
     """Return training and test rows of a problem: X, Y, X_test, Y_test."""
     rng = np.random.default_rng(seed)
-    if name == "smoothness":
-        X = rng.normal(size=(1800, 2))
-        f = smooth_functions(X, [0.4, 0.8, 1.6, 3.2], rng)
-        noise = rng.uniform(0.1, 0.5, size=8) * rng.normal(size=(1800, 8))
+    if name in MADE:
+        D, N, lengthscales = MADE[name]
+        X = rng.normal(size=(N + 1000, D))
+        f = smooth_functions(X, lengthscales, rng)
+        noise = rng.uniform(0.1, 0.5, size=8) * rng.normal(size=(N + 1000, 8))
         Y = f @ rng.normal(size=(4, 8)) + noise
-        Y[:800][rng.random((800, 8)) < 0.2] = np.nan
-        train = np.arange(1800) < 800
+        Y[:N][rng.random((N, 8)) < 0.2] = np.nan
+        train = np.arange(N + 1000) < N
     else:
         table = load_table("qpcr").values.numpy()
         genes = rng.permutation(table.shape[1])
@@ -223,7 +231,7 @@ def summary(rows: list[Row]) -> str:
 def main() -> None:
     """Parse the command line; fit splits that have no rows yet, or print the summary."""
     parser = parser_of(__doc__, seeds=[5, 6, 7, 8, 9])
-    parser.add_argument("--only", nargs="+", default=["smoothness", "qpcr"])
+    parser.add_argument("--only", nargs="+", default=[*MADE, "qpcr"])
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--speed", choices=["cpu", "cuda"], help="measure the speed on a device")
     arguments = parser.parse_args()
