@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -27,8 +28,10 @@ from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
     Prediction,
 )
@@ -46,7 +49,14 @@ ROWS = 16_384
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
 
-AnyPosterior: TypeAlias = Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+AnyPosterior: TypeAlias = (
+    Posterior
+    | HeteroscedasticPosterior
+    | MixturePosterior
+    | MultiOutputPosterior
+    | FidelityPosterior
+    | DeepPosterior
+)
 """A posterior of observed inputs."""
 
 
@@ -288,6 +298,18 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
     moved: Any = copy(estimator)
     moved.posterior_ = deepcopy(estimator.posterior_).to(validation.device_from("device", device))
     return moved
+
+
+def total_points(estimator: Any) -> int:
+    """Return the number of inducing points, of all layers together for a deep estimator."""
+    points = estimator.n_inducing_
+    return sum(points) if isinstance(points, tuple) else points
+
+
+def first_points(estimator: Any) -> NDArray[np.float64]:
+    """Return the locations of the inducing points among the inputs; those of the first layer."""
+    points = estimator.inducing_points_
+    return points[0] if isinstance(points, tuple) else points
 
 
 def rows_at_once(posterior: AnyPosterior) -> int:

@@ -219,7 +219,7 @@ def _class_weighted(
     if class_weight is None:
         return data
     numbers = data.Y[:, 0].long()
-    own = torch.ones(data.N, dtype=data.dtype) if data.weights is None else data.weights
+    own = data.counts
     if isinstance(class_weight, str):
         totals = torch.bincount(numbers, own, minlength=len(labels.classes))
         weights = own.sum() / (len(labels.classes) * totals)

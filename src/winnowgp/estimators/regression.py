@@ -79,13 +79,16 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         hyper: "point" predicts with the most probable hyper-parameters. "laplace" averages over
             their uncertainty, for at most 2,000 rows and Gaussian noise: predictions, intervals and
             densities are those of a mixture of 16 posteriors (`winnowgp.models.MixturePosterior`)
-            at draws from a weighted Laplace approximation, with the same inducing points. Intervals
-            of few rows are then wider and cover better. The fit takes little longer; predictions
-            take 16 times as long, and files are as much larger. Attributes such as `kernel_`,
-            `noise_` and `elbo_` are those of the most probable hyper-parameters. "auto" averages
-            over them with up to 500 rows, where it is possible and `max_points` does not ask for
-            cheap predictions; what needs a Gaussian posterior (`partial_fit`, BoTorch, GPyTorch)
-            then goes on with that of the most probable hyper-parameters.
+            at draws from a weighted Laplace approximation, with the same inducing points. A
+            constant is a further member if rows could be held out: its weight is the share of
+            observations that it describes and the model does not, about 2/N if there are none
+            among these rows. Intervals of few rows are then wider and cover better, and outliers
+            cost less. The fit takes little longer; predictions take 16 times as long, and files
+            are as much larger. Attributes such as `kernel_`, `noise_` and `elbo_` are those of the
+            most probable hyper-parameters. "auto" averages over them with up to 500 rows, where it
+            is possible and `max_points` does not ask for cheap predictions; what needs a Gaussian
+            posterior (`partial_fit`, BoTorch, GPyTorch) then goes on with that of the most probable
+            hyper-parameters.
         log_target: whether the model is a Gaussian process of log y, for positive targets whose
             spread grows with their level. Predictions are exact log-normal distributions of y:
             means, deviations, quantiles, samples and densities are in the units of y, so that they
@@ -195,23 +198,23 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     def _takes_logarithm(self) -> bool:
         return self.log_target
 
-    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood]]:
-        """Return mean and variance of the latent functions, and the likelihood that acts on them.
+    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood, float]]:
+        """Return mean and variance of the latent functions, their likelihood, and their weight.
 
-        There is one pair for each member of a mixture.
+        There is one such part for each member of a mixture.
         """
         posterior = self.posterior_
         if isinstance(posterior, HeteroscedasticPosterior):
             latent = self._predict_latent(
                 inputs, lambda rows, observed: posterior.latents(rows), observed=False
             )
-            return [(latent, self.likelihood_)]
+            return [(latent, self.likelihood_, 1.0)]
         if not isinstance(posterior, MixturePosterior):
             latent = self._predict_latent(inputs, posterior.predict, observed=False)
-            return [(latent, self.likelihood_)]
+            return [(latent, self.likelihood_, 1.0)]
         return [
-            (self._predict_latent(inputs, member.predict, observed=False), member.likelihood)
-            for member in posterior.members
+            (self._predict_latent(inputs, member.predict, observed=False), member.likelihood, w)
+            for member, w in zip(posterior.members, posterior.member_weights.tolist(), strict=True)
         ]
 
     def _gaussian_posterior(self, what: str) -> Posterior:

@@ -16,11 +16,10 @@ from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import ExtrapolationWarning, InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.base import predicting_on, rows_at_once
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
+from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.effects import column_features
-from winnowgp.estimators.quality import predictive
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.quality import TableEstimator, predictive
 from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
 from winnowgp.report.sentences import counted
@@ -51,7 +50,7 @@ class TabularModel:
     """
 
     encoder: TableEncoder
-    estimator: SparseGPRegressor | SparseGPClassifier
+    estimator: TableEstimator
     id_column: str | None
     summary: Summary
 
@@ -117,7 +116,7 @@ class TabularModel:
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
             columns[self.id_column] = table.strings(self.id_column, literal=True)
-        if isinstance(self.estimator, SparseGPClassifier):
+        if isinstance(self.estimator, ClassTargets):
             if quantiles:
                 raise InputError("classes have no quantiles; leave `quantiles` out.")
             probability = self.estimator.predict_proba(X)
@@ -170,11 +169,12 @@ class TabularModel:
         held-out rows is not known, since the model does not keep them.
 
         Args:
-            points: number of inducing points, one of `estimator.available_sizes_`.
+            points: number of inducing points, one of `estimator.available_sizes_`; for a deep model
+                their sum over the layers.
             settings: settings to replace or add, such as the command that made it.
         """
         estimator = self.estimator.resized(points)
-        if points == self.estimator.n_inducing_:
+        if points == total_points(self.estimator):
             return self
         summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
         return replace(self, estimator=estimator, summary=summary)

@@ -209,6 +209,13 @@ def one_of(*choices: str) -> Constraint:
     return check
 
 
+def natural_number(name: str, value: Any) -> int:
+    """Validate an integer of zero or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise InputError(f"`{name}` must be an integer of zero or more; got {value!r}.")
+    return int(value)
+
+
 def optional(constraint: Constraint) -> Constraint:
     """Return the constraint that a parameter is None or satisfies another constraint."""
     return lambda name, value: None if value is None else constraint(name, value)
@@ -410,6 +417,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "samples": integer,
     "schedule": one_of("fast", "paper"),
     "skip_connections": flag,
+    "smaller_models": natural_number,
     "standardise": flag,
     "tolerance": optional(partial(positive_number, hint="It is in nats per observation.")),
     "warm_start": flag,

@@ -9,6 +9,8 @@ from winnowgp.models.greedy import ModelLocations, greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
+from winnowgp.models.multi_output import MultiOutputGP
+from winnowgp.models.multi_output_posterior import FidelityPosterior, MultiOutputPosterior
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
@@ -20,6 +22,7 @@ __all__ = [
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",
+    "FidelityPosterior",
     "HeteroscedasticGP",
     "HeteroscedasticPosterior",
     "JointPosterior",
@@ -29,6 +32,8 @@ __all__ = [
     "LogVarianceLikelihood",
     "MixturePosterior",
     "ModelLocations",
+    "MultiOutputGP",
+    "MultiOutputPosterior",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
@@ -26,7 +26,10 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
 
     Fields that are None, as in files of earlier versions, have no line.
     """
-    lines = [("selected", f"{counted(choice['points'])}; goal: {choice['asked']}")]
+    points = counted(choice["points"])
+    if "layers" in choice:
+        points += f" in {counted(len(choice['layers']), 'layer')}: {listed(choice['layers'])}"
+    lines = [("selected", f"{points}; goal: {choice['asked']}")]
     if "noise_points" in choice:
         points = choice["noise_points"]
         lines.append(
@@ -41,6 +44,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     if "hyper_posteriors" in choice:
         members = counted(choice["hyper_posteriors"], "posterior")
+        if "constant_weight" in choice:
+            members += f" and a constant (weight {choice['constant_weight']:.2g})"
         lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     if "subset_posterior" in choice:
         lines.append(("subsets", subset_sentence(choice["subset_posterior"])))
@@ -73,6 +78,15 @@ def counted(number: int, noun: str = "inducing point") -> str:
     ('1 inducing point', '12 inducing points')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(layers: Sequence[int]) -> str:
+    """Return the numbers of inducing points of all layers.
+
+    >>> listed([40, 23])
+    '40 + 23'
+    """
+    return " + ".join(map(str, layers))
 
 
 def rounded(value: float, digits: int = 4) -> str:

@@ -38,16 +38,6 @@ class SubsetSamples:
     conditional_inclusion: Float[Tensor, "C K"]
     log_weights: SizeTable
 
-    @classmethod
-    def concatenate(cls, chains: "list[SubsetSamples]") -> "SubsetSamples":
-        """Return the samples of several runs with the same prior as chains of one."""
-        return cls(
-            torch.cat([samples.masks for samples in chains]),
-            torch.cat([samples.bounds for samples in chains]),
-            torch.cat([samples.conditional_inclusion for samples in chains]),
-            chains[0].log_weights,
-        )
-
     @property
     def pooled(self) -> Masks:
         """The subsets of all chains, one after another."""
@@ -75,22 +65,23 @@ class SubsetSamples:
         return SearchResult(self.pooled[at], self.bounds.flatten()[at].item(), scores[at].item())
 
     def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
-        """Return P(j ∈ Z and k ∈ Z) of every pair, as the share of samples that contain both.
+        """Return the share of samples that contain both of two candidates, for every pair.
 
-        Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
+        The diagonal has the inclusion probabilities. Far below P(j ∈ Z) P(k ∈ Z), either of the two
+        can replace the other.
         """
         masks = self.pooled.to(self.bounds.dtype)
-        return masks.mT @ masks / len(masks)
+        pairs = masks.mT @ masks / len(masks)
+        return pairs.diagonal_scatter(self.inclusion)
+
+    def count_probs(self) -> SizeTable:
+        """Return the share of samples with m = 0..K inducing points."""
+        counts = torch.bincount(self.sizes.flatten(), minlength=self.masks.shape[2] + 1)
+        return counts.to(self.bounds) / counts.sum()
 
     def credible_size(self, level: float = 0.9) -> tuple[int, int]:
         """Return the central credible interval of the number of inducing points."""
-        if not 0 < level < 1:
-            raise InputError(f"`level` must lie between 0 and 1; got {level}.")
-        sizes = self.sizes.flatten().double()
-        tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=sizes.dtype)
-        low = torch.quantile(sizes, tails[0], interpolation="lower")
-        high = torch.quantile(sizes, tails[1], interpolation="higher")
-        return int(low), int(high)
+        return credible_interval(self.count_probs(), level)
 
     @property
     def mixed(self) -> bool:
@@ -121,6 +112,20 @@ class SubsetSamples:
     def effective_samples(self) -> dict[str, float]:
         """Effective number of independent samples of each monitored quantity."""
         return {name: effective_samples(draws) for name, draws in self.monitored.items()}
+
+
+def credible_interval(probabilities: SizeTable, level: float) -> tuple[int, int]:
+    """Return the central credible interval of a number with probabilities of 0..K.
+
+    Args:
+        level: probability of the interval; at most half of the rest lies on either side.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"`level` must lie between 0 and 1; got {level}.")
+    # Rounding must not push a sum that reaches a tail below it.
+    below = probabilities.cumsum(0) + 1e-12
+    low, high = ((below >= tail).int().argmax() for tail in (0.5 - level / 2, 0.5 + level / 2))
+    return int(low), int(high)
 
 
 def r_hat(draws: Float[Tensor, "C T"]) -> float:
@@ -220,18 +225,11 @@ class SubsetPosterior:
 
         Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
         """
-        if isinstance(self.q, Bernoulli):
-            pairs = self.q.inclusion[:, None] * self.q.inclusion
-        else:
-            pairs = self.q.pairwise_inclusion()
-        return pairs - torch.diag(pairs.diagonal()) + torch.diag(self.inclusion)
+        return self.q.pairwise_inclusion()
 
     def size_probabilities(self) -> SizeTable:
         """Return P(|Z| = m) for m = 0..K."""
-        if not isinstance(self.q, SubsetSamples):
-            return self.q.count_probs()
-        counts = torch.bincount(self.q.sizes.flatten(), minlength=self.q.masks.shape[2] + 1)
-        return counts.to(self.q.bounds) / counts.sum()
+        return self.q.count_probs()
 
     def credible_size(self, level: float = 0.9) -> tuple[int, int]:
         """Return the central credible interval of the number of inducing points.
@@ -239,12 +237,7 @@ class SubsetPosterior:
         Args:
             level: probability of the interval; at most half of the rest lies on either side.
         """
-        if not 0 < level < 1:
-            raise InputError(f"`level` must lie between 0 and 1; got {level}.")
-        # Rounding must not push a sum that reaches a tail below it.
-        below = self.size_probabilities().cumsum(0) + 1e-12
-        low, high = ((below >= tail).int().argmax() for tail in (0.5 - level / 2, 0.5 + level / 2))
-        return int(low), int(high)
+        return credible_interval(self.size_probabilities(), level)
 
     @property
     def r_hat(self) -> float | None:

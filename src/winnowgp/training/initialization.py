@@ -18,6 +18,7 @@ from torch import Tensor
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.data.repeats import measured_repeatedly
 from winnowgp.data.row_indices import sampled_rows
+from winnowgp.models import MultiOutputGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
@@ -157,7 +158,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     lengthscales = trainable_lengthscales(model.kernel)
-    ratios = _relative_lengthscales(lengthscales)
+    ratios = relative_lengthscales(lengthscales)
     columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
@@ -179,7 +180,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     return starts
 
 
-def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
+def relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
     """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
     first: dict[torch.Size, Tensor] = {}
     ratios: list[Tensor | float] = []
@@ -224,7 +225,7 @@ def shorten_lengthscales(kernel: Kernel, data: Dataset) -> bool:
     return changed
 
 
-def lift_noise(model: InducingModel, rows: Dataset) -> None:
+def lift_noise(model: InducingModel | MultiOutputGP, rows: Dataset) -> None:
     """Reset noise that has reached its lower constraint, where its gradient vanishes."""
     noise = noise_of(model.likelihood)
     if noise is None:
