@@ -58,6 +58,8 @@ class SparseTraining:
     kept_sizes: int = 3
     criterion: str = "elbo"
     warm_start: bool = False
+    reported: bool = True
+    """Whether held-out densities are computed for the report."""
 
 
 def fit_sparse(
@@ -88,7 +90,9 @@ def fit_sparse(
     steps.warn_unless_settled(fitted)
     pool, selection = _inclusion(steps, fitted, training, context.generator)
     assert selection.frontier is not None
-    held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
+    held_out = None
+    if training.reported:
+        held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
         sized = tuple(each.sized(data, held_out) for each in smaller)
@@ -130,6 +134,7 @@ def fit_sparse(
         frontier=frontier,
         sized=sized,
         predictive_gap=gap,
+        constant_weight=initial.constant_weight,
     )
 
 

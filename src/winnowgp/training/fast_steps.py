@@ -30,14 +30,14 @@ from winnowgp.training.hyperparameters import (
     maximise_evidence,
     optimise_evidence,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.local_evidence import maximise_local_evidence
-from winnowgp.training.row_sampling import (
+from winnowgp.training.initialization import (
     is_complete,
     representative_rows,
     rows_in_memory,
     with_unit_weights,
 )
+from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.local_evidence import maximise_local_evidence
 from winnowgp.training.schedules import TrainingContext
 from winnowgp.typing import Mask
 

@@ -40,15 +40,16 @@ from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     column_spread,
+    representative_rows,
     set_within,
     shorten_lengthscales,
     starting_points,
     trainable_lengthscales,
     transferred,
     with_linear_term,
+    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.row_sampling import representative_rows, with_unit_weights
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -110,6 +111,8 @@ class Initialization(Generic[Model]):
     """Nats per observation by which a linear term raised the evidence, if one was added."""
     held: tuple[str, ...] = ()
     """Names of kernel parameters that stay as they are during the fit, and are free after it."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the best optimum."""
 
     @property
     def best(self) -> Model:

@@ -21,6 +21,7 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.priors import log_prior_of
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -324,7 +325,7 @@ def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Ten
 
 
 def maximise_elbo(
-    model: InducingModel | LatentModel,
+    model: InducingModel | LatentModel | MultiOutputGP,
     X: Float[Tensor, "N D"],
     *,
     objective: Callable[[], Scalar],
