@@ -41,7 +41,7 @@ def _few_members() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def table() -> TabularModel:
-    with short_fits():
+    with short_fits(sizes=1):
         columns = {"a": X[:, 0], "b": X[:, 1], "y": Y}
         return fit_table(columns, "y", test_size=0.2, seed=0, **SETTINGS)
 

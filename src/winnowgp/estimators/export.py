@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
@@ -65,6 +66,10 @@ def predictor_program(model: Exportable) -> Program:
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
+    if isinstance(estimator, DeepEstimator):
+        raise NotSaveableError(
+            "a deep GP cannot be exported; save it with `save`, or export a model of one layer."
+        )
     posterior = estimator.posterior_
     if isinstance(estimator, SparseGPRegressor):
         posterior = estimator._constant_noise_posterior("exported predictions")

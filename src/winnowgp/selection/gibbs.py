@@ -243,7 +243,7 @@ def sample_subsets(
         if sweep >= burn_in:
             cold = ladder.coldest
             masks.append(states.included[cold])
-            inclusion += logits[cold].sigmoid() / sweeps
+            inclusion += logits[cold].sigmoid()
         if B > 1:
             ladder = ladder.exchanged(
                 target.log_ratio(states), first=sweep % 2, generator=generator
@@ -254,7 +254,7 @@ def sample_subsets(
     samples = SubsetSamples(
         masks=drawn.cpu(),
         bounds=bounds.cpu(),
-        conditional_inclusion=inclusion.cpu(),
+        conditional_inclusion=(inclusion / sweeps).cpu(),
         log_weights=target.log_weights.cpu(),
     )
     warn_if_poor(samples)

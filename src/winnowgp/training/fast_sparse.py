@@ -455,10 +455,8 @@ def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> 
 def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     data = steps.data
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
-    whole = data.N * M <= 250_000
-    if whole:
-        # Evaluations take a few milliseconds, and local optima differ by thousandths of nats per
-        # observation: two starts are optimised to the end.
+    if steps.is_quick(M):
+        # Local optima differ by thousandths of nats per observation: two are optimised to the end.
         starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=2)
     else:
         part = steps.part(max(2000, 4 * M, data.N // 8))

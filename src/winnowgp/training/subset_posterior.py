@@ -30,7 +30,7 @@ MOST_CANDIDATES = 1_000
 
 _CHAINS = 4
 # Sweeps of each chain. They are doubled while chains disagree; earlier ones are burn-in then.
-_SWEEPS, _MOST_SWEEPS = 100, 800
+_SWEEPS, _MOST_SWEEPS = 40, 640
 
 
 def with_subset_posterior(
