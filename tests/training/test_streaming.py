@@ -55,8 +55,8 @@ def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
         assert (4 if name == "points" else 5) >= M
     if name == "tolerance":
         assert result.gap <= 0.01 * 60
-        # The memory has a tenth of it, and keeps more points.
-        assert result.given_up <= 0.001 * 60
+        # The memory has a fifth of it, and keeps more points.
+        assert result.given_up <= 0.002 * 60
         assert memory.M > M
 
 
@@ -66,7 +66,7 @@ def test_update_without_tolerance_left_gives_nothing_up(online: OnlineGP) -> Non
     assert spent.gap - 0.6 < 1e-6 < free.gap
     assert spent.posterior.M > free.posterior.M
     # The memory has the tolerance of the batch alone.
-    assert spent.given_up - 0.6 <= 0.001 * 30
+    assert spent.given_up - 0.6 <= 0.002 * 30
     assert spent.online.memory.M >= free.online.memory.M
 
 
