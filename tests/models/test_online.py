@@ -14,6 +14,7 @@ from helpers.oracles import log_normal
 from winnowgp.bounds.chunked import moment_bound
 from winnowgp.bounds.streaming import restrict_moments
 from winnowgp.data import Dataset
+from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.models.online import OnlineGP
@@ -172,6 +173,12 @@ def test_of_fitted_posterior_equals_memory_of_rows() -> None:
     fitted = OnlineGP.of(model, model.posterior(first), elbo=model.fixed_bound(first), N=first.N)
     assert fitted.bound(second) == pytest.approx(online.bound(second), abs=1e-8)
     assert fitted.memory.residual.item() == pytest.approx(online.memory.residual.item(), abs=1e-8)
+
+
+def test_of_posterior_with_noise_per_target_is_refused() -> None:
+    model, data = regression(noise=0.05 * OWN), rows(2)
+    with pytest.raises(InputError, match="noise variance for each target"):
+        OnlineGP.of(model, model.posterior(data), elbo=0.0, N=data.N)
 
 
 def test_marginal_gains_of_old_and_new_points_equal_differences() -> None:

@@ -106,6 +106,11 @@ class OnlineGP:
             N: number of observations.
         """
         noise = _noise(model)
+        if noise is not None and noise.dim():
+            raise InputError(
+                "the model has a noise variance for each target, and its posterior does not say "
+                "how well it explains each of them. Fit all rows together."
+            )
         moments = posterior_moments(
             posterior.q_mean, posterior.q_factor, elbo=elbo, noise=noise, N=N
         )
