@@ -299,7 +299,8 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     maximise_elbo(model, data.X, objective=model.chunked_bound(data), stop=stop)
     statistics = model.subset_statistics(data)
     prior = SquaredCardinality(FIGURE_CANDIDATES, FIGURE_ALPHA)
-    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    start = searched(statistics, prior).mask
+    field = fit_inclusion(statistics, prior=prior, generator=generator, start=start).q
     samples = sample_subsets(statistics, prior=prior, generator=generator, sweeps=500)
     repulsive = fit_determinantal(
         statistics,
