@@ -223,8 +223,11 @@ def sample_subsets(
         start: subset that each chain starts from; by default random subsets whose sizes lie between
             half and twice that of a forward selection.
         relocations: number before each sweep; one for sixteen inducing points if None.
-        reference: distribution at β = 0, such as the q of `fit_inclusion`; needed for tempering.
-        betas: inverse temperatures of each ladder, from 1 downwards.
+        reference: distribution at β = 0, needed for tempering. Give every candidate the same
+            probability: the q of `fit_inclusion` has decided for one maximum, and chains did not
+            leave theirs on kin8nm with 6 or 10 inverse temperatures towards it.
+        betas: inverse temperatures of each ladder, from 1 downwards; on kin8nm and protein 24 of
+            them down to 0.03, in geometric steps, reached better subsets than search.
     """
     _check(chains=chains, sweeps=sweeps, betas=betas, reference=reference)
     B = len(betas)
@@ -362,8 +365,8 @@ def _check(
         )
     if len(betas) > 1 and reference is None:
         raise InputError(
-            "tempering needs a `reference`, the distribution at β = 0; pass the q of "
-            "`fit_inclusion`, or a flatter Bernoulli."
+            "tempering needs a `reference`, the distribution at β = 0; pass a `Bernoulli` with the "
+            "same probability for every candidate."
         )
 
 
