@@ -7,7 +7,7 @@
     python benchmarks/deep.py step
 
 `fits` compares the estimators of `FITS` on splits of a table (90 % of the rows of a seeded
-permutation, the one of `regression.py`). Settings were chosen on seeds 0 to 2; seeds from 3 on are
+permutation). Settings were chosen on seeds 0 to 2; seeds from 3 on are
 reported. Rows that exist already are not run again.
 
 `step` compares a step of four subsets with four ordinary training steps: kin8nm, two layers of 150
@@ -55,7 +55,7 @@ SEEDS = (3, 4, 5)
 # With this strength only points without any effect are removed.
 NOTHING = 1e-8
 # Kin40k has fine structure, and needs more candidates and steps than the defaults.
-LARGE = {"n_candidates": 512, "batch_size": 2048, "epochs": (200, 6000, 3000)}
+LARGE = {"n_candidates": 1024, "epochs": (100, 3000, 1500)}
 FITS = {
     "shallow": lambda: SparseGPRegressor(),
     "one": lambda: DeepGPRegressor(1),

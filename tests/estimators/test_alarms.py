@@ -28,9 +28,14 @@ from winnowgp.errors import (
 from winnowgp.estimators import diagnose
 from winnowgp.estimators.alarms import constant_alarm, coverage_alarm, leakage_alarm
 from winnowgp.estimators.kernels import parse_kernel
-from winnowgp.estimators.periodogram import explained_shares, largest_peak
 from winnowgp.estimators.quality import constant_densities
-from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
+from winnowgp.estimators.residuals import (
+    Column,
+    class_alarm,
+    explained_shares,
+    largest_peak,
+    residual_alarms,
+)
 from winnowgp.training import FastSchedule, MaxPoints, fit
 from winnowgp.training.fast_steps import FastSteps
 

@@ -8,7 +8,7 @@ nats of batch and memory that are lost without it.
 
 The memory has points of its own, which include those of the model: what it loses is lost for all
 later batches and hyper-parameters, and what the model leaves out is not. So the points of the
-memory give up a tenth of a tolerance in all batches together, and those of the model the rest, in
+memory give up a fifth of a tolerance in all batches together, and those of the model the rest, in
 each batch anew.
 """
 
@@ -47,7 +47,7 @@ FRESH = 512
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
 # Share of the tolerance that the memory may give up, and points of it per point of the model.
-_MEMORY, _MOST_MEMORY = 0.1, 2
+_MEMORY, _MOST_MEMORY = 0.2, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -119,7 +119,7 @@ def update(
     pool = pool_of(online)
     if learn:
         before = online.memory.observations + earlier - waiting
-        pool = pool_of(_learnt(pool, data, pool_of, before=before))
+        pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -185,12 +185,12 @@ def _with_fresh(
     return torch.cat([old, rows[matches(old, rows) < 0]])
 
 
-def _learnt(
+def optimise_hyperparameters(
     pool: OnlineGP,
     data: Dataset,
-    pool_of: Callable[[OnlineGP], OnlineGP],
     *,
     before: float,
+    pool_of: Callable[[OnlineGP], OnlineGP] = lambda online: online,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
@@ -199,7 +199,10 @@ def _learnt(
     with the rows as candidates that these need.
 
     Args:
+        pool: the model, whose parameters change in place.
+        data: the batch.
         before: number of observations when hyper-parameters were last optimised.
+        pool_of: returns a model with the candidates that its hyper-parameters need.
     """
     starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
