@@ -35,7 +35,7 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     X, y = steps()
-    model = regressor(n_candidates=20, epochs=(30, 220, 220), hidden_mean="auto").fit(X, y)
+    model = regressor(n_candidates=20, epochs=(30, 300, 220), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
