@@ -67,7 +67,7 @@ SEEDS = (3, 4, 5)
 # With this strength only points without any effect are removed.
 NOTHING = 1e-8
 # Kin40k has fine structure, and needs more candidates and steps than the defaults.
-LARGE = {"n_candidates": 1024, "epochs": (100, 3000, 1500)}
+LARGE = {"n_candidates": 768, "epochs": (100, 3000, 1500)}
 FITS = {
     "shallow": lambda: SparseGPRegressor(),
     "one": lambda: DeepGPRegressor(1),
