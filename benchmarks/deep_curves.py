@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from measure import RESULTS, Row, grouped, parser_of, table
 from right_number_problems import split_table
 from winnowgp.data import Dataset
-from winnowgp.estimators.deep import _initial_kernel
+from winnowgp.estimators.deep_initialization import initial_kernel
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
@@ -78,7 +78,7 @@ def initial_model(X: torch.Tensor, settings: Settings, generator: torch.Generato
     layers = deep_layers(
         X,
         rows,
-        kernel=lambda number, inputs: _initial_kernel("rbf", inputs, number < hidden),
+        kernel=lambda number, inputs: initial_kernel("rbf", inputs, number < hidden),
         widths=(*(settings["width"] or D,) * hidden, 1),
         skip_connections=settings["skip"],
     )

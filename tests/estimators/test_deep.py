@@ -45,9 +45,9 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     assert len(model.n_inducing_) == 2
     assert all(0 < M <= 20 for M in model.n_inducing_)
     assert [len(p) for p in model.inducing_points_] == list(model.n_inducing_)
-    # The candidates of the last choice are what the rounds before left of twenty.
+    # The candidates of the selection are what the rounds before it, if any, left of twenty.
     pairs = list(zip(model.inclusion_, model.candidates_, model.n_inducing_, strict=True))
-    assert all(len(p) == len(z) and M <= len(p) < 20 for p, z, M in pairs)
+    assert all(len(p) == len(z) and M <= len(p) <= 20 for p, z, M in pairs)
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
     # Both layers have one output; the second is evaluated for each of 64 samples.
     first, second = model.alpha_
