@@ -130,7 +130,7 @@ class LayerTraining:
         self,
         model: DeepGP,
         batches: Minibatches,
-        parameters: list[Tensor],
+        parameters: Sequence[Tensor],
         rates: dict[int, float],
         steps: int,
     ) -> CapturedPass | None:
