@@ -457,7 +457,7 @@ def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> 
 def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     data = steps.data
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
-    if steps.is_quick(M):
+    if steps.precision(M) is None:
         # Local optima differ by thousandths of nats per observation: two are optimised to the end.
         starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=2)
     else:
