@@ -83,7 +83,7 @@ def test_fit_of_a_source_with_known_noise_remembers_it(first: SparseGPRegressor)
 
 def test_partial_fit_resized_model_with_known_noise_is_refused() -> None:
     X, y, variance = noisy(0)
-    with short_fits():
+    with short_fits(sizes=1):
         model = SparseGPRegressor("rbf", random_state=0).fit(X, y, noise_variance=variance)
     small = model.resized(model.available_sizes_[0])
     assert small.n_inducing_ < model.n_inducing_

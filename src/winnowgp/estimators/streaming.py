@@ -26,7 +26,6 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators.candidates import selection_goal
-from winnowgp.estimators.means import mean_from
 from winnowgp.estimators.sparse import SparseEstimator, copy_parameters
 from winnowgp.estimators.stream_records import (
     CONSTANT_ROWS,
@@ -39,6 +38,7 @@ from winnowgp.estimators.validation import (
     Parameters,
     flag,
     integer,
+    mean_from,
     optional,
     positive_number,
 )
