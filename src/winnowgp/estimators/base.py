@@ -19,7 +19,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import MaskedMatrix, Source, Standardiser
+from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
@@ -93,7 +93,7 @@ class BaseGP(BaseEstimator, ABC):
     tolerance: float | None = None
     n_candidates: int | None = None
     schedule: str = "fast"
-    batch_size: int | None = None
+    batch_size: int | str | None = None
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Callbacks = None
@@ -166,7 +166,7 @@ class BaseGP(BaseEstimator, ABC):
             x_scaler, data = rows.x_scaler.to(torch.device("cpu")), rows.materialised()
         else:
             dataset = rows.require_dataset("this fit")
-            x_scaler = Standardiser.of(dataset.X, weights=dataset.weights)
+            x_scaler = self._input_scaler(dataset, params)
             data = rows.with_rows(replace(dataset, X=x_scaler.forward(dataset.X)))
         params.x_scaler = x_scaler
         identity = {}
@@ -182,6 +182,10 @@ class BaseGP(BaseEstimator, ABC):
         result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
         self._x_scaler = cpu_scaler(x_scaler)
         self._set_fitted(result, data.observations)
+
+    def _input_scaler(self, rows: Dataset, params: validation.Parameters) -> Standardiser:
+        """Return the scaler of the inputs."""
+        return Standardiser.of(rows.X, weights=rows.weights)
 
     def _train(
         self,

@@ -1,5 +1,6 @@
 """Models with parameters and candidate inducing points, and their posteriors."""
 
+from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
@@ -19,6 +20,7 @@ from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 
 __all__ = [
+    "BoxKernel",
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",

@@ -11,11 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.kernels import copy_module, covariance, cross_covariance
+from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
-from winnowgp.models.observations import Prediction
+from winnowgp.models.observations import Prediction, target_noise
 from winnowgp.models.quantiles import check_probabilities
 
 # Rows predicted at once, as in `posterior`.
@@ -239,6 +241,41 @@ class MultiOutputPosterior(nn.Module):
         latent = self.predict(X, noise=noise)
         return predicted_quantiles(self.likelihood, latent, probabilities, observed=observed)
 
+    @torch.no_grad()
+    def condition_on(self, data: Dataset) -> "MultiOutputPosterior":
+        """Return q(f) after observing N more rows, with the same parameters and inducing points.
+
+        With the moments C and D of the rows, the precision (F Fᵀ)⁻¹ of q(v) becomes (F Fᵀ)⁻¹ + C:
+
+            F' = F R⁻ᵀ,   R Rᵀ = I + FᵀC F,   m' = m + F' F'ᵀ (D − C m).
+
+        The result is that of all rows together. Targets may be missing. O(M² (M + N)).
+        """
+        self._check(data.X)
+        if data.P != self.P:
+            raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
+        learnt = target_noise(self.likelihood)[None]
+        noise = learnt if data.noise is None else learnt + data.noise
+        parts = list(zip(self.kernels, self.inducing_points, strict=True))
+        moments = mixed_moments(
+            self.factors,
+            [covariance(kernel, Z, data.X) for kernel, Z in parts],
+            kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
+            targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=data.weights),
+        )
+        C, D, F = moments.C, moments.D[:, 0], self.q_factor
+        R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
+        new = solve_lower(R, F.mT).mT
+        return MultiOutputPosterior(
+            self.kernels,
+            self.inducing_points,
+            mixing=self.mixing,
+            likelihood=self.likelihood,
+            q_mean=self.q_mean + new @ (new.mT @ (D - C @ self.q_mean)),
+            q_factor=new,
+            L=self.factors,
+        )
+
     def _processes(
         self, X: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
@@ -348,6 +385,14 @@ class FidelityPosterior(nn.Module):
         y = self.predict(X, observed=observed, noise=noise)
         check_probabilities(probabilities)
         return Normal(y.mean, y.variance.sqrt()).icdf(probabilities[:, None, None])
+
+    def condition_on(self, data: Dataset) -> "FidelityPosterior":
+        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
+        inputs, level = self._divided(data.X)
+        Y = data.Y.new_full((data.N, self.function.P), torch.nan).scatter(1, level, data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
+        return FidelityPosterior(updated, column=self.column, levels=self.levels)
 
     def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
         """Return the other columns, and the index of each row's fidelity."""

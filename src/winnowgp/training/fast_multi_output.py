@@ -17,6 +17,7 @@ from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, Selection, SizeFrontier, elimination_frontier
 from winnowgp.training import initialization
+from winnowgp.training.budget import Budget
 from winnowgp.training.callbacks import Progress
 from winnowgp.training.goals import Goal, MaxPoints, Tolerance, learn_inclusion
 from winnowgp.training.lbfgs import Stop, maximise_elbo
@@ -35,6 +36,9 @@ _FIRST, _MOST = 192, 1536
 _START, _POOL, _MOVE = 25, 40, 100
 # Share of the points that a step towards a limit leaves.
 _SHRINK = 0.75
+# Fewest iterations of a run that the budget limits, and the share of the remaining work that a run
+# may take.
+_LEAST, _SHARE = 10, 0.5
 # Points are moved if they have fewer coordinates than this many per row, as in `fast_sparse`.
 _MOVED = 0.5
 
@@ -60,6 +64,8 @@ def fit_multi_output(
        stays where it adds most, whatever its process.
     4. L-BFGS on all parameters and on the locations of the selected points.
     5. Steps 3 and 4 again on these points and fresh candidates, until their number settles.
+
+    A budget of operations limits the pool and the iterations, as for one process.
 
     Args:
         n_candidates: largest number of candidates of all processes together.
@@ -135,6 +141,7 @@ class _Steps:
     """Locations that fresh candidates of each process are drawn from."""
     count: float
     """Number of observed targets, each times the weight of its row."""
+    budget: Budget
 
     @classmethod
     def of(
@@ -151,7 +158,7 @@ class _Steps:
         sources = tuple(
             Z if len(Z) else data.X[own] for Z, own in zip(given, shuffled, strict=True)
         )
-        return cls(model, data, context, most, order, sources, count)
+        return cls(model, data, context, most, order, sources, count, Budget(data.device))
 
     def part(self, count: int) -> Dataset:
         """Return a random subset of the rows, the same one for every call."""
@@ -288,10 +295,17 @@ class _Steps:
             gained = after + log_prior(moved).item() - before - log_prior(model).item()
         return (moved, after) if gained > 0 else (model, before)
 
+    def cost(self, rows: Dataset, K: int) -> float:
+        """Return the operations of the bound with K candidates and its gradient."""
+        return 9.0 * rows.N * K**2 + 4.0 * K**3
+
     def _maximise(
         self, model: MultiOutputGP, rows: Dataset, objective: Callable[[], Scalar], stop: Stop
     ) -> float:
         initialization.lift_noise(model, rows)
+        cost = max(self.cost(rows, model.K or int((~torch.isnan(rows.Y)).sum())), 1.0)
+        affordable = max(_LEAST, int(_SHARE * self.budget.remaining / cost))
+        stop = Stop(stop.gain, stop.window, min(stop.iterations, affordable))
         count = rows.N if rows.N < self.data.N else None
         with threads_for(10.0 * model.K**3):
             maximum = maximise_elbo(
@@ -304,6 +318,7 @@ class _Steps:
                 ),
                 checkpoint_log=self.context.checkpoint_log,
             )
+        self.budget.spend(1.15 * maximum.iterations * cost)
         return maximum.value
 
 

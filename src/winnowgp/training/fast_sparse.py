@@ -394,8 +394,10 @@ def _select_by_goal(
         if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
             # No work is left to move the points.
             break
-        if current.K * data.D > _MOVED * data.N and initial.complete:
-            # The hyper-parameters are those of the exact GP, and the locations are at rows.
+        many = current.K * data.D > _MOVED * data.N
+        if many and initial.complete and not pool.limited:
+            # The hyper-parameters are those of the exact GP, and the locations are at rows. A pool
+            # that is too small would need others: its ELBO may be far below the evidence.
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))

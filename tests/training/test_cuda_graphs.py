@@ -12,9 +12,9 @@ from helpers.deep_problems import started, step_data
 from winnowgp import linalg
 from winnowgp.data import Dataset
 from winnowgp.models import DeepGP
-from winnowgp.training import captured, layer_training
+from winnowgp.training import cuda_graphs, layer_training
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.captured import CapturedPass
+from winnowgp.training.cuda_graphs import CapturedPass
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.schedules import training_context
 
@@ -47,7 +47,7 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
         function()
         return function
 
-    monkeypatch.setattr(captured, "_captured", called)
+    monkeypatch.setattr(cuda_graphs, "_captured", called)
     return functions
 
 

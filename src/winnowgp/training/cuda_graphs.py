@@ -45,7 +45,8 @@ class CapturedPass:
         self._eps = [rows.X.new_zeros(samples, rows.N, layer.P) for layer in model.layers[:-1]]
         self._model, self._batches, self._parameters = model, batches, list(parameters)
         self._rate = rows.X.new_ones(())
-        self._value, self._gradients, self._last = rows.X.new_zeros(()), list[Tensor](), ()
+        self._value, self._gradients = rows.X.new_zeros(()), list[Tensor]()
+        self._last: list[Tensor] = []
         self._pass = _captured(self._differentiate)
         self._step = _captured(self._natural_step)
 
@@ -79,18 +80,18 @@ class CapturedPass:
             -value / batches.scale, [*self._parameters, top.mean], materialize_grads=True
         )
         self._value, self._gradients = value.detach(), gradients
-        self._last = (
+        self._last = [
             evaluation.passed.inputs[-1].detach(),
             top.mean.detach(),
             -batches.scale * slope,
             (-2 * curvature).clamp_min(0),
             evaluation.passed.whitened[-1].detach(),
-        )
+        ]
 
     @torch.no_grad()
     def _natural_step(self) -> None:
-        layer, (inputs, mean, slope, precision, whitened) = self._model.layers[-1], self._last
-        sites = layer_sites(layer, inputs, mean, slope, precision)
+        layer, (*sited, whitened) = self._model.layers[-1], self._last
+        sites = layer_sites(layer, *sited)
         q_mean, q_factor = sites.natural_step(layer, rate=self._rate, whitened=whitened)
         finite = torch.isfinite(q_mean).all() & torch.isfinite(q_factor).all()
         layer.q_mean.copy_(torch.where(finite, q_mean, layer.q_mean))
