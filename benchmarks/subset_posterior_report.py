@@ -44,8 +44,8 @@ def objective_table(rows: list[Row], bounds: dict[str, Row]) -> str:
                 field = "mean field, from best" if method.endswith("tempered") else MEAN_FIELD
                 base = mean(r["objective"] for r in by[(field,)])
                 gain = mean(r["objective"] for r in fits) - base
-                shares = sorted(100 * gain / (limit[end] - base) for end in ("upper", "lower"))
-                share = f"{shares[0]:.0f} to {shares[1]:.0f} %"
+                ends = sorted(round(100 * gain / (limit[end] - base)) for end in ("upper", "lower"))
+                share = " to ".join(f"{end}" for end in dict.fromkeys(ends)) + " %"
             if fits:
                 value = mean_and_error((r["objective"] for r in fits), 1)
                 numbers = (f"{mean(r[key] for r in fits):.1f}" for key in ("size", "bound_sd"))
