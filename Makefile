@@ -58,26 +58,17 @@ structure: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
-	$(BIN)/python benchmarks/regression.py
 	$(BIN)/python benchmarks/classification.py
 	$(BIN)/python benchmarks/deep.py step
 	$(BIN)/python benchmarks/latent.py --seeds 0 1 2
 	$(BIN)/python benchmarks/predict.py
 
-# GPflow and GPyTorch, each in a virtual environment of its own; hours on two cores.
+# Six tables, our defaults and other libraries in virtual environments; a night on two cores. Fits
+# that have a row are not repeated.
 PEERS := benchmarks/peers
-SWEEP := 16,32,64,128,256,512
-peers: $(PEERS)/.venv-gpflow/.installed $(PEERS)/.venv-gpytorch/.installed
-	for data in concrete energy kin8nm; do \
-	  for start in kmeans greedy random; do \
-	    $(PEERS)/.venv-gpflow/bin/python $(PEERS)/gpflow_sgpr.py --data-dir "$$WINNOWGP_DATA" \
-	      --dataset $$data --start $$start --points $(SWEEP) --seed 0 \
-	      --out benchmarks/results/regression/gpflow-$$data.jsonl || exit 1; \
-	  done; \
-	  $(PEERS)/.venv-gpytorch/bin/python $(PEERS)/gpytorch_svgp.py --data-dir "$$WINNOWGP_DATA" \
-	    --dataset $$data --start kmeans --points $(SWEEP) --seed 0 \
-	    --out benchmarks/results/regression/gpytorch-$$data.jsonl || exit 1; \
-	done
+peers: $(INSTALLED) $(foreach peer,gpflow gpytorch gpboost trees,$(PEERS)/.venv-$(peer)/.installed)
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/peers.py --page
 
 # Bounds and predictions of GPflow, GPyTorch and GPJax at the parameters of ours; five minutes.
 CASES := reproduced/agreement.npz

@@ -8,7 +8,7 @@
     python benchmarks/deep.py predict                           # against GPyTorch's deep GP
 
 `fits` compares the estimators of `FITS` on splits of a table (90 % of the rows of a seeded
-permutation, the one of `regression.py`). Settings were chosen on seeds 0 to 2; seeds from 3 on are
+permutation). Settings were chosen on seeds 0 to 2; seeds from 3 on are
 reported. Rows that exist already are not run again.
 
 `step` compares a step of four subsets with four ordinary training steps: kin8nm, two layers of 150

@@ -29,8 +29,9 @@ from typing import Any
 import torch
 
 from measure import RESULTS, Row, table
-from regression import split
+from right_number_problems import TABLES, split_table
 from winnowgp import fit
+from winnowgp.data import Dataset
 from winnowgp.estimators import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import SparseGP
@@ -50,9 +51,15 @@ STORED = 100
 SCRIPTS = Path(__file__).parent / "peers"
 
 
+def training_rows(name: str, *, seed: int) -> Dataset:
+    """Return the standardised training rows that all methods use."""
+    problem = split_table(name, seed=seed, train=int(0.9 * min(TABLES[name], ROWS))).standardised()
+    return Dataset.of(torch.from_numpy(problem.X), torch.from_numpy(problem.y))
+
+
 def fit_winnowgp(name: str, M: int, *, seed: int) -> Row:
     """Fit winnowgp and return a row with its curve."""
-    train = split(name, seed=seed, rows=ROWS).train
+    train = training_rows(name, seed=seed)
     # GPyTorch's first kernel imports SymPy; no method's imports count.
     model = SparseGP(kernel_from("rbf", train.D), train.X[:0])
     curve: list[tuple[float, float]] = []

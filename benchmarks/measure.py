@@ -3,6 +3,7 @@
 Results are JSON Lines files in benchmarks/results, written and read by `winnowgp.experiments`.
 """
 
+import re
 import time
 from argparse import ArgumentParser
 from collections import defaultdict
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from winnowgp.errors import InputError
 from winnowgp.experiments.runs import Row, Runs
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,6 +75,15 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
     return "\n".join(
         "|" + "|".join(f" {c} " if str(c) else " " for c in line) + "|" for line in cells
     )
+
+
+def replace_section(page: str, name: str, content: str) -> str:
+    """Return the page with new content between the two comments of a section."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    page, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page)
+    if count != 1:
+        raise InputError(f"the page must have one section `<!-- {name} -->`; it has {count}.")
+    return page
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:

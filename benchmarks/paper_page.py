@@ -11,7 +11,8 @@ docs/results` for the runs with the released settings.
 import re
 from pathlib import Path
 
-from measure import markdown
+from measure import markdown, replace_section
+from paper_ablations import summary as ablation_table
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import PROCEDURE_NAMES, RELEASED_NAMES, Experiment, Scope
 from winnowgp.experiments.kin8nm_deep import NAMES as DEEP_NAMES
@@ -29,6 +30,10 @@ COLUMNS = {
     DEEP_NAMES["weighed"]: "fast schedule, other α",
 }
 """Columns of the table of verdicts, by the procedure that a claim names."""
+
+
+EXPLANATIONS: dict[tuple[str, str], str] = {}
+"""Why a claim does not agree for some procedure, by experiment and statement."""
 
 
 def section(result: Reproduction, released: Reproduction | None = None) -> str:
@@ -83,6 +88,27 @@ def verdict_lines(
     ]
 
 
+def disagreements(results: list[Reproduction]) -> dict[tuple[str, str], None]:
+    """Return experiment and statement of every claim that some procedure does not agree with."""
+    found: dict[tuple[str, str], None] = {}
+    for result in results:
+        for line in result.claims:
+            if line.startswith("does not agree: "):
+                parsed = parsed_claim(line)
+                text = line.removeprefix("does not agree: ").partition(" (")[0]
+                found[result.name, parsed[0] if parsed else text] = None
+    return found
+
+
+def explanations(results: list[Reproduction]) -> list[str]:
+    """Return a line for each disagreement; one without a sentence raises an error."""
+    found = disagreements(results)
+    lacking = [key for key in found if key not in EXPLANATIONS]
+    if lacking:
+        raise InputError(f"`EXPLANATIONS` must have a sentence for {lacking}.")
+    return [f"- `{name}`, {claim}: {EXPLANATIONS[name, claim]}" for name, claim in found]
+
+
 def drawn(experiment: Experiment, scope: Scope) -> Reproduction | None:
     """Draw the figure of an experiment; None if there are too few rows."""
     try:
@@ -92,20 +118,12 @@ def drawn(experiment: Experiment, scope: Scope) -> Reproduction | None:
         return None
 
 
-def replace_section(page: str, name: str, content: str) -> str:
-    """Return the page with new content between the two comments of a section."""
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    page, count = pattern.subn(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page)
-    if count != 1:
-        raise InputError(f"the page must have one section `<!-- {name} -->`; it has {count}.")
-    return page
-
-
 def main() -> None:
     """Update every section of the page."""
     path = DOCS / "paper.md"
     page = path.read_text(encoding="utf-8")
     table: list[list[str]] = []
+    results: list[Reproduction] = []
     for experiment in select_experiments("all"):
         result = drawn(experiment, Scope())
         if result is None:
@@ -113,9 +131,12 @@ def main() -> None:
         released = drawn(experiment, Scope(released=True)) if experiment.has_released else None
         page = replace_section(page, experiment.name, section(result, released))
         table += verdict_lines(experiment, result, released)
+        results += [each for each in (result, released) if each is not None]
         print(f"{experiment.name}: {len(result.claims)} claims")
     header = ["experiment", "claim", *dict.fromkeys(COLUMNS.values())]
     page = replace_section(page, "verdicts", markdown(header, table))
+    page = replace_section(page, "explanations", "\n".join(explanations(results)))
+    page = replace_section(page, "ablations", ablation_table())
     path.write_text(page, encoding="utf-8")
 
 

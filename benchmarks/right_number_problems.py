@@ -184,7 +184,7 @@ def table_path(name: str) -> Path | None:
 
 
 def split_table(name: str, *, seed: int, train: int | None = None) -> Problem:
-    """Return a random split of a table, the one of `peers/gpflow_sgpr.py` and `regression.py`.
+    """Return a random split of a table, the one of `peers/gpflow_sgpr.py`.
 
     Args:
         train: number of training rows, with up to `FRESH` test rows; 90 % and all others if None.

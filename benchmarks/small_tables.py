@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from calibration import LEVELS, calibration
 from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missing, timed
 from right_number_dense import exact_gp
 from right_number_problems import Problem, table_path
@@ -169,7 +170,7 @@ def scored(table: Table, name: str, seed: int, method: str) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predicted, seconds = timed(lambda: _predicted(problem, method, seed))
-    density, inside, points, limit = predicted
+    density, quantiles, points, limit = predicted
     return {
         "name": name,
         "seed": seed,
@@ -179,17 +180,15 @@ def scored(table: Table, name: str, seed: int, method: str) -> Row:
         "points": points,
         "log_density": density,
         "constant": constant,
-        "coverage_90": inside.mean(),
+        **calibration(quantiles, problem.y_test),
         "limit": limit,
         **seconds.row(),
     }
 
 
-def _predicted(
-    problem: Problem, method: str, seed: int
-) -> tuple[float, NDArray[np.bool_], int, str | None]:
-    """Return the standardised test log density, whether 90 % intervals hold, the number of points,
-    and the limit that ended growth."""
+def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, Values, int, str | None]:
+    """Return the standardised test log density, quantiles of test rows in their own unit, the
+    number of points, and the limit that ended growth."""
     if method.startswith("exact GP"):
         standardised = problem.standardised()
         kernel = "matern32" if method.endswith("matern32") else "rbf"
@@ -198,16 +197,15 @@ def _predicted(
         posterior = exact.model.with_candidates(exact.data.X).posterior(exact.data)
         latent = posterior.predict(torch.from_numpy(standardised.X_test), observed=True)
         mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
-        inside = np.abs(standardised.y_test - mean) < norm.ppf(0.95) * deviation
-        return float(density), inside, problem.N, None
+        quantiles = mean + norm.ppf(LEVELS)[:, None] * deviation
+        return float(density), problem.y.mean() + problem.scale * quantiles, problem.N, None
     priors = None if "priors=None" in method else "weak"
     hyper = "point" if "hyper=point" in method else "auto"
     model = SparseGPRegressor(random_state=seed, priors=priors, hyper=hyper)
     model.fit(problem.X, problem.y)
     density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
-    lower, upper = model.predict_interval(problem.X_test, 0.9)
-    inside = (lower < problem.y_test) & (problem.y_test < upper)
-    return float(density), inside, model.n_inducing_, model.growth_limit_
+    quantiles = model.predict_quantiles(problem.X_test, LEVELS)
+    return float(density), quantiles, model.n_inducing_, model.growth_limit_
 
 
 def summary(rows: list[Row]) -> str:

@@ -72,6 +72,27 @@ def test_verdict_lines_says_not_run_and_how_much_was_run(tmp_path: Path) -> None
     assert [line[3] for line in lines(Toy(tmp_path / "log"), printed, None)] == ["–", "–"]
 
 
+def test_disagreements_are_those_of_every_procedure_once() -> None:
+    results = [
+        result(
+            0,
+            "agrees: fewer, the paper's procedure (1)",
+            "does not agree: fewer, the fast schedule (2)",
+            "does not agree: fewer, the fast schedule with automatic α (3)",
+            "does not agree: comparable (4)",
+        )
+    ]
+    assert list(SCRIPT["disagreements"](results)) == [("a", "fewer"), ("a", "comparable")]
+
+
+def test_explanations_without_a_sentence_raise(monkeypatch) -> None:
+    results = [result(0, "does not agree: fewer, the fast schedule (2)")]
+    with pytest.raises(InputError, match=r"must have a sentence for .*'a', 'fewer'"):
+        SCRIPT["explanations"](results)
+    monkeypatch.setitem(SCRIPT["EXPLANATIONS"], ("a", "fewer"), "because.")
+    assert SCRIPT["explanations"](results) == ["- `a`, fewer: because."]
+
+
 def test_replace_section_changes_only_its_section() -> None:
     page = SCRIPT["replace_section"](PAGE, "a", r"new \1")
     assert page == PAGE.replace("old\n", "\nnew \\1\n\n")

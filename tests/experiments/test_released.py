@@ -59,7 +59,7 @@ def test_released_settings_equal_those_of_the_scripts() -> None:
 def test_released_runs_are_apart_from_printed_ones() -> None:
     for experiment in EXPERIMENTS:
         kinds = {s["kind"] for s in experiment.settings(RELEASED, [])}
-        assert kinds <= {"released", "fixed"}
+        assert kinds <= {"released", "fixed", "grid"}
         assert "released" not in {s["kind"] for s in experiment.settings(Scope(), [])}
         quick = Scope(released=True, quick=True)
         assert len(experiment.settings(quick, [])) <= len(experiment.settings(RELEASED, []))

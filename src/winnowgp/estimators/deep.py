@@ -17,10 +17,14 @@ from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.allocations import AllocatedEstimator, layer_locations
-from winnowgp.estimators.base import check_kernel_columns, cpu_frontier, rows_at_once
+from winnowgp.estimators.base import (
+    check_kernel_columns,
+    cpu_frontier,
+    documented,
+    rows_at_once,
+)
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
-from winnowgp.estimators.docstrings import documented
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction
@@ -401,13 +405,14 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         self.noise_ = self._y_scaler.noise(self.likelihood_)
 
     @torch.no_grad()
-    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood]]:
-        """Return mean and variance of the latent functions of every sample, and the likelihood."""
+    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood, float]]:
+        """Return mean and variance of latent functions, likelihood and weight of each sample."""
         chunks = inputs.split(rows_at_once(self.posterior_))
         each = [self.posterior_.components(chunk) for chunk in chunks]
         mean = torch.cat([components.mean for components in each], 1).cpu()
         variance = torch.cat([components.variance for components in each], 1).cpu()
-        return [(Prediction(*pair), self.likelihood_) for pair in zip(mean, variance, strict=True)]
+        samples = list(zip(mean, variance, strict=True))
+        return [(Prediction(*pair), self.likelihood_, 1.0 / len(samples)) for pair in samples]
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)

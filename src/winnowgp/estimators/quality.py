@@ -19,7 +19,7 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
-from winnowgp.models.mixture import mixture_moments
+from winnowgp.models.mixture import mixed, mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
@@ -29,9 +29,7 @@ Values = NDArray[np.float64]
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BINS = 10
 Regressor: TypeAlias = SparseGPRegressor | DeepGPRegressor
-
 TableEstimator: TypeAlias = Regressor | SparseGPClassifier | DeepGPClassifier
-
 """An estimator of a model of a table."""
 
 MOST_RESIDUALS = 400
@@ -50,7 +48,9 @@ class Predictive:
     mean: Values
     sd: Values
     _parts: tuple[tuple[Prediction, Likelihood], ...]
-    """Latent functions and their likelihood; several are a mixture with equal weights."""
+    """Latent functions and their likelihood; several are a mixture."""
+    _weights: Tensor
+    """The weights of the mixture."""
     _scaler: TargetScaler
 
     def cdf(self, y: Values) -> Values:
@@ -64,7 +64,10 @@ class Predictive:
         (latent, likelihood), *others = self._parts
         if others:
             if any(other is not likelihood for _, other in others):
-                return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+                observed = _observed(self._parts)
+                return self._scaler.values(
+                    gaussian_quantiles(*observed, wanted, weights=self._weights)
+                )
             # Samples of a deep GP: one likelihood of a mixture of latent functions.
             latent = Prediction(
                 torch.stack([f.mean for f, _ in self._parts]),
@@ -108,7 +111,7 @@ class Predictive:
         return below[:, 0].numpy(), up_to[:, 0].numpy()
 
     def _cdf(self, Y: Tensor) -> Tensor:
-        return torch.stack([_cdf(Y, *part) for part in self._parts]).mean(0)
+        return mixed(torch.stack([_cdf(Y, *part) for part in self._parts]), self._weights)
 
 
 def _cdf(Y: Tensor, latent: Prediction, likelihood: Likelihood) -> Tensor:
@@ -137,14 +140,15 @@ def predictive(model: Regressor, X: Any, *, noise_variance: Any = None) -> Predi
     extra = 0.0 if known is None else known.cpu()
     latents = model._latents(inputs)
     # Members of a mixture may share a likelihood.
-    copies = {id(likelihood): deepcopy(likelihood).cpu() for _, likelihood in latents}
+    copies = {id(likelihood): deepcopy(likelihood).cpu() for _, likelihood, _ in latents}
     parts = tuple(
         (Prediction(latent.mean, latent.variance + extra), copies[id(likelihood)])
-        for latent, likelihood in latents
+        for latent, likelihood, _ in latents
     )
-    observed = mixture_moments(*_observed(parts))
+    weights = torch.tensor([weight for *_, weight in latents], dtype=torch.float64)
+    observed = mixture_moments(*_observed(parts), weights)
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
-    return Predictive(mean, sd, parts, model._y_scaler)
+    return Predictive(mean, sd, parts, weights, model._y_scaler)
 
 
 def regression_quality(

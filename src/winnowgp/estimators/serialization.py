@@ -25,6 +25,11 @@ from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
+from winnowgp.estimators.multi_output import (
+    AdditiveGPRegressor,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+)
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.stream_records import StreamRecord
 from winnowgp.estimators.target_scaler import TargetScaler
@@ -32,9 +37,11 @@ from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     LatentPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
 )
 from winnowgp.models.deep_costs import Allocation
@@ -85,6 +92,15 @@ _DEEP: _Fields = _ANY | {
     "frontiers_": tuple[Frontier | None, ...],
     "allocations_": tuple[Allocation, ...],
     "_sized": tuple[SizedDeepModel, ...],
+}
+_PROCESSES: _Fields = _ANY | {
+    "_x_scaler": Standardiser,
+    "posterior_": MultiOutputPosterior | FidelityPosterior,
+    "alpha_": float | None,
+    "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
+    "inclusion_": tuple[Float[np.ndarray, " _"], ...],
+    "frontier_": SizeFrontier,
+    "evidence_": Evidence,
 }
 _GPLVM: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -205,6 +221,26 @@ def _restore_deep(model: Any) -> None:
     model._set_posterior(model.posterior_)
 
 
+def _restore_processes(model: Any) -> None:
+    D, posterior = model.n_features_in_, model._processes
+    several = isinstance(model, MultiFidelityGPRegressor)
+    _require(
+        isinstance(model.posterior_, FidelityPosterior) == several
+        and (not several or 0 <= model.posterior_.column < D),
+        "has a posterior of another kind",
+    )
+    # The column of fidelities is not an input of the processes.
+    widths = {posterior.Z.shape[1], len(model._x_scaler.shift) - several}
+    widths |= {points.shape[1] for points in model.candidates_}
+    _require(widths == {D - several}, f"has {D} inputs, but points or a scaler of another width")
+    counts = [len(points) for points in model.candidates_]
+    _require(
+        [len(inclusion) for inclusion in model.inclusion_] == counts and len(counts) == posterior.Q,
+        "does not have one set of candidates per process",
+    )
+    model._set_processes()
+
+
 def _restore_targets(model: Any) -> None:
     likelihood = model.posterior_.likelihood
     _check_likelihood(model.likelihood, likelihood)
@@ -267,4 +303,6 @@ _register_estimator(
 )
 _register_estimator(DeepGPRegressor, _DEEP | _REGRESSION, _restore_deep, _restore_targets)
 _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _restore_classes)
+for _cls in (MultiOutputGPRegressor, MultiFidelityGPRegressor, AdditiveGPRegressor):
+    _register_estimator(_cls, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets)
 _register_estimator(GPLVM, _GPLVM, _restore_latent)

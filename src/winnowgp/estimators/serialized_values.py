@@ -14,8 +14,10 @@ from winnowgp.data import Dataset, Standardiser, TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.base import total_points
 from winnowgp.estimators.classification import ClassLabels, ClassTargets
+from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.estimators.quality import TableEstimator
 from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
+from winnowgp.estimators.table_outputs import MultiOutputTable
 from winnowgp.estimators.table_targets import TASKS
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
 from winnowgp.estimators.target_scaler import TargetScaler
@@ -310,3 +312,18 @@ def _tabular_model(
     if not consistent:
         raise ModelFileError("the encoder, estimator and summary of a TabularModel do not agree")
     return TabularModel(encoder, estimator, id_column, summary)
+
+
+@register("MultiOutputTable", MultiOutputTable)
+def _multi_output_table(
+    encoder: TableEncoder,
+    estimator: MultiOutputGPRegressor,
+    targets: list[str],
+    id_column: str | None,
+    quality: dict[str, dict[str, float]],
+    settings: dict[str, str],
+) -> MultiOutputTable:
+    same = len(encoder.features) == estimator.n_features_in_
+    if not same or len(targets) != estimator.posterior_.P:
+        raise ModelFileError("the encoder, estimator and targets of a table do not agree")
+    return MultiOutputTable(encoder, estimator, targets, id_column, quality, settings)

@@ -190,9 +190,11 @@ def choice(
     }
     if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
         result["noise_points"] = estimator.n_noise_inducing_
-    subsets, mixture = estimator.subset_posterior_, None
-    if isinstance(estimator.posterior_, MixturePosterior):
-        mixture = estimator.posterior_.S
+    subsets, posterior, mixture = estimator.subset_posterior_, estimator.posterior_, None
+    if isinstance(posterior, MixturePosterior):
+        mixture = posterior.S
+        if posterior.constant_weight:
+            result["constant_weight"], mixture = posterior.constant_weight, mixture - 1
     if subsets.kind != "mean-field":
         result["subset_posterior"] = {
             "kind": subsets.kind,

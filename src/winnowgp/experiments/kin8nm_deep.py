@@ -221,9 +221,9 @@ class Kin8nmDeep(Experiment):
                 if each and grid
             ),
             *(
-                _last_layer_claim(kind, selected[kind])
+                _last_layer_claim(kind, sizes)
                 for kind in (*PROCEDURE_NAMES, *RELEASED_NAMES)
-                if selected[kind]
+                if (sizes := [row["sizes"] for row in rows if row["kind"] == kind])
             ),
             *_equal_sizes(rows),
         ]
@@ -232,16 +232,14 @@ class Kin8nmDeep(Experiment):
 def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
     """Return the settings of one fold; those of the baselines once their sizes are known."""
     used, candidates, steps = (800, 40, QUICK_STEPS) if scope.quick else (N, CANDIDATES, STEPS)
-    alphas, pairs = ((1.0, 5.0), QUICK_GRID) if scope.quick else (ALPHAS, GRID)
+    alphas = (1.0, 5.0) if scope.quick else ALPHAS
     shared = {"fold": fold, "N": used, "steps": steps, "samples": SAMPLES}
     selected = [
         {"kind": kind, "alpha": alpha, "candidates": candidates, **shared, **own}
         for kind, own in KINDS.items()
         for alpha in alphas
     ]
-    grid = [
-        {"kind": "grid", "sizes": sizes, "start": "random", **shared, **FAST} for sizes in pairs
-    ]
+    grid = _grid(shared, scope)
     fixed = [
         {"kind": "fixed", "sizes": row["sizes"], "start": start, **shared, **FAST}
         for row in rows
@@ -251,14 +249,24 @@ def _runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
     return [*selected, *grid, *fixed]
 
 
+def _grid(shared: Row, scope: Scope) -> list[Row]:
+    """Return the settings of the fixed sizes of one fold."""
+    pairs = QUICK_GRID if scope.quick else GRID
+    return [
+        {"kind": "grid", "sizes": sizes, "start": "random", **shared, **FAST} for sizes in pairs
+    ]
+
+
 def _released_runs(fold: int, scope: Scope, rows: Sequence[Row]) -> list[Row]:
-    """Return the settings of the one released run of a fold."""
+    """Return the settings of the released run of a fold, and of the same grid as otherwise."""
     settings = {"kind": "released", "fold": fold, "N": N, "candidates": CANDIDATES, **RELEASED}
+    shared = {"fold": fold, "N": N, "steps": STEPS, "samples": SAMPLES}
     if scope.quick:
         steps = {name: QUICK_STEPS[name] for name in ("layerwise", "pre", "post")}
         settings |= {"N": 800, "candidates": 40, "batch_size": 400, "subsets": 4}
         settings |= {"steps": {**RELEASED["steps"], **steps}}
-    return [{**settings, "samples": SAMPLES}]
+        shared |= {"N": 800, "steps": QUICK_STEPS}
+    return [{**settings, "samples": SAMPLES}, *_grid(shared, scope)]
 
 
 def _timings(rows: Sequence[Row], scope: Scope) -> list[Row]:
@@ -486,13 +494,13 @@ def _frontier_claim(kind: str, selected: Sequence[Group], grid: Sequence[Group])
     )
 
 
-def _last_layer_claim(kind: str, selected: Sequence[Group]) -> str:
-    sizes = [each for group in selected for each in group.sizes]
+def _last_layer_claim(kind: str, sizes: Sequence[Sequence[int]]) -> str:
     more = sum(second > first for first, second in sizes)
+    means = ", ".join(f"{fmean(column):.1f}" for column in zip(*sizes, strict=True))
     return claim(
         f"more inducing points in the last layer, {NAMES[kind]}",
         agrees=2 * more > len(sizes),
-        evidence=f"in {more} of {len(sizes)} runs",
+        evidence=f"in {more} of {len(sizes)} runs; {means} on average",
     )
 
 

@@ -118,7 +118,7 @@ class SizeStudy:
     def fixed(self, M: int, *, steps: int, learning_rate: float = LEARNING_RATE) -> SparseGP:
         """Return a model with M inducing points that start at random rows, trained by Adam."""
         model = self._model(M)
-        self._train(model, steps, learning_rate)
+        self.train(model, steps, learning_rate)
         return model
 
     def by_paper(
@@ -140,7 +140,7 @@ class SizeStudy:
             process: options of `PaperSchedule` for the point process.
         """
         generator, model = self._generator(), self._model(K)
-        self._train(model, steps["pre"], learning_rate)
+        self.train(model, steps["pre"], learning_rate)
         schedule = training.PaperSchedule(
             SquaredCardinality(K, alpha),
             pre=0,
@@ -156,7 +156,7 @@ class SizeStudy:
             for mask in q.sample(draws, generator=generator)
         ]
         for drawn_model in models:
-            self._train(drawn_model, steps["post"], learning_rate)
+            self.train(drawn_model, steps["post"], learning_rate)
         return SelectedModels(q.mean_count().item(), models)
 
     def by_search(self, K: int, *, goal: training.Goal) -> SelectedModels:
@@ -182,7 +182,7 @@ class SizeStudy:
     def _generator(self) -> torch.Generator:
         return torch.Generator(device=self.data.X.device).manual_seed(self.seed)
 
-    def _train(self, model: SparseGP, steps: int, learning_rate: float) -> None:
+    def train(self, model: SparseGP, steps: int, learning_rate: float) -> None:
         """Maximise the ELBO with Adam."""
         # Chunks are several times faster on a CPU; a GPU has the memory for whole matrices.
         on_gpu = self.data.X.device.type != "cpu"

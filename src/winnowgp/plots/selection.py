@@ -169,3 +169,33 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
     if ax.get_legend_handles_labels()[1]:
         ax.legend(loc="lower right")
     return ax
+
+
+def draw_mixing(
+    mixing: Sequence[Sequence[float]],
+    counts: Sequence[int],
+    *,
+    ax: Axes,
+    targets: Sequence[str] = (),
+) -> Axes:
+    """Draw what each process adds to each target, and the inducing points of each process.
+
+    A row of colours is a target, relative to its largest entry.
+
+    Args:
+        mixing: the mixing matrix `[P Q]`.
+        counts: number of inducing points of each process.
+        targets: names of the targets; numbers by default.
+    """
+    largest = [max(max(map(abs, row)), 1e-300) for row in mixing]
+    shares = [[entry / most for entry in row] for row, most in zip(mixing, largest, strict=True)]
+    ax.imshow(shares, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    names = [f"process {q + 1}\n{counted(count)}" for q, count in enumerate(counts)]
+    ax.set_xticks(range(len(counts)), names)
+    ax.set_yticks(range(len(largest)), targets or [f"target {p + 1}" for p in range(len(largest))])
+    for p, row in enumerate(mixing):
+        for q, entry in enumerate(row):
+            dark = abs(shares[p][q]) > 0.6
+            ax.text(q, p, f"{entry:.2g}", ha="center", va="center", color="w" if dark else "k")
+    ax.set_title("mixing matrix")
+    return ax

@@ -1,0 +1,84 @@
+"""Calibration: coverage of central intervals and PIT histograms, from quantiles of predictions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from measure import Row, markdown, mean
+
+Values = NDArray[np.float64]
+
+COVERAGE = (0.5, 0.9, 0.95, 0.99)
+"""Probabilities of the central intervals."""
+DECILES = tuple(round(0.1 * i, 1) for i in range(1, 10))
+LEVELS = tuple(sorted({*DECILES, *(round(0.5 + s * c / 2, 4) for c in COVERAGE for s in (-1, 1))}))
+"""Levels of the quantiles that coverage and histogram need."""
+
+
+def calibration(quantiles: Values, y: Values) -> Row:
+    """Return the coverage of central intervals, and the shares of rows between deciles.
+
+    The shares are a histogram of the probability integral transform, F(y), with ten bins: 0.1 each
+    if predictions are calibrated. A value that equals quantiles counts as covered, and belongs to
+    the first bin that it ends.
+
+    >>> y = np.array([-3.0, 0.0, 0.1, 3.0])
+    >>> row = calibration(np.tile(np.array(LEVELS)[:, None] - 0.5, 4), y)
+    >>> row["coverage_90"], row["pit"]
+    (0.5, [0.25, 0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0, 0.25])
+
+    Args:
+        quantiles: of each row at `LEVELS`, `[Q N]`.
+        y: targets `[N]`.
+    """
+    at = dict(zip(LEVELS, quantiles, strict=True))
+    row: Row = {}
+    for share in COVERAGE:
+        low, high = (at[round(0.5 + side * share / 2, 4)] for side in (-1, 1))
+        row[f"coverage_{round(100 * share)}"] = float(((low <= y) & (y <= high)).mean())
+    bins = np.sum([y > at[level] for level in DECILES], axis=0)
+    row["pit"] = [float(np.mean(bins == number)) for number in range(10)]
+    return row
+
+
+def coverage_line(rows: Sequence[Row]) -> list[str]:
+    """Return the mean coverage of each interval over rows."""
+    return [f"{mean(r[f'coverage_{round(100 * share)}'] for r in rows):.3f}" for share in COVERAGE]
+
+
+def coverage_table(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
+    """Return a Markdown table of the mean coverage by method and group of tables."""
+    header = ["tables", "method", ">fits", *(f">{share:.0%} intervals" for share in COVERAGE)]
+    lines = [[*key, len(rows), *coverage_line(rows)] for key, rows in groups.items()]
+    return markdown([name.replace("%", " %") for name in header], lines)
+
+
+def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path) -> None:
+    """Draw the mean PIT histogram of each group: a row per method, a column per table."""
+    from matplotlib.figure import Figure
+
+    from winnowgp.plots.style import COLOURS, save_figure, styled
+
+    tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    with styled():
+        figure = Figure(figsize=(1.6 * len(tables) + 1, 0.75 * len(methods) + 0.6))
+        axes = figure.subplots(len(methods), len(tables), squeeze=False, sharex=True, sharey=True)
+        for (table, method), rows in groups.items():
+            shares = np.mean([row["pit"] for row in rows], axis=0)
+            ax = axes[methods.index(method), tables.index(table)]
+            ax.bar(np.arange(10) + 0.5, shares, width=0.9, color=COLOURS["posterior"])
+        for i, method in enumerate(methods):
+            axes[i, 0].set_ylabel(method, rotation=0, ha="right", va="center")
+        for j, table in enumerate(tables):
+            axes[0, j].set_title(table)
+        for ax in axes.flat:
+            if not ax.patches:
+                ax.set_axis_off()
+                continue
+            ax.axhline(0.1, color=COLOURS["data"], linewidth=0.8)
+            ax.set(xticks=[], yticks=[], ylim=(0, 0.35))
+        figure.supxlabel("share of test rows between predicted deciles; 0.1 each if calibrated")
+    save_figure(figure, path)

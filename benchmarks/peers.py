@@ -1,0 +1,379 @@
+"""Six tables, and what their owner could use: density, calibration, CPU seconds, memory.
+
+    make peers                            # install the peers, run what has no row, write the page
+    python benchmarks/peers.py --tables concrete --methods winnowgp catboost
+    python benchmarks/peers.py --page     # write tables and pictures, run nothing
+
+Every method has the same splits, 90 % of the rows of a seeded permutation, standardised by the
+training rows, and one thread; `peers/worker.py` has its settings and runs in a virtual environment
+of its own. A fit that passes `--limit` CPU seconds is ended, and its row says so; rows that
+exist are not made again. Seconds of different machines are not comparable, so the rows of one table
+should be of one machine: each row names its processor.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from statistics import stdev
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from calibration import LEVELS, calibration, coverage_table, draw_histograms
+from measure import RESULTS, Row, grouped, markdown, mean, replace_section
+from right_number_problems import TABLES, split_table
+from winnowgp.experiments.runs import Runs
+
+FILE = RESULTS / "peers.jsonl"
+SMALL = RESULTS / "small_tables_seed12.jsonl"
+DOCS = Path(__file__).parents[1] / "docs"
+PEERS = Path(__file__).parent / "peers"
+SEEDS = {
+    name: (20, 21, 22, 23, 24) if rows < 5000 else (20, 21, 22) for name, rows in TABLES.items()
+}
+"""Seeds of the splits; no setting was chosen on them."""
+SWEEP = (32, 128, 512)
+ENVIRONMENTS = {
+    "winnowgp": None,
+    **{f"gpflow-sgpr-{M}": "gpflow" for M in SWEEP},
+    **{f"gpytorch-svgp-{M}": "gpytorch" for M in SWEEP},
+    "gpytorch-exact": "gpytorch",
+    "sklearn-gpr": "trees",
+    "gpboost-vecchia": "gpboost",
+    "gpboost-vif": "gpboost",
+    "catboost": "trees",
+    "catboost-stopped": "trees",
+    "ngboost": "trees",
+    "ngboost-stopped": "trees",
+    "xgb-distribution": "trees",
+    "lightgbm": "trees",
+}
+"""Methods, and the virtual environments in which they run; None for this interpreter."""
+EXACT_ROWS = 8000
+"""Largest number of training rows of exact GPs, whose memory grows with its square."""
+ERRORS = 2.0
+"""A mean difference counts if it exceeds this number of standard errors over splits."""
+LOWEST = 1.0
+"""Nats below the best density at which pictures end."""
+UNITS = "table", "seed", "method"
+
+
+def cases(tables: Sequence[str], methods: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Return table, seed and method of every fit: the first split of each table first."""
+    seeds = sorted({seed for name in tables for seed in SEEDS[name]})
+    return [
+        (name, seed, method)
+        for seed in seeds
+        for name in tables
+        for method in methods
+        if seed in SEEDS[name]
+        and not (method in ("gpytorch-exact", "sklearn-gpr") and TABLES[name] > EXACT_ROWS / 0.9)
+    ]
+
+
+def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Row | None:
+    """Return the row of one fit; None if the method is not installed.
+
+    Args:
+        limit: CPU seconds after which the fit is ended.
+        python: interpreter of all methods; None for their own environments.
+    """
+    environment = ENVIRONMENTS[method]
+    if python is None:
+        own = PEERS / f".venv-{environment}" / "bin" / "python"
+        python = sys.executable if environment is None else str(own)
+        if not Path(python).exists():
+            print(f"{method}: {own} does not exist; `make peers` installs it.", file=sys.stderr)
+            return None
+    problem = split_table(name, seed=seed).standardised()
+    case: Row = {"table": name, "seed": seed, "method": method, "N": problem.N}
+    case |= {"test": len(problem.y_test), "limit": limit, "processor": processor()}
+    base, _, size = method.rpartition("-")
+    options = ["--size", size] if size.isdigit() else []
+    with TemporaryDirectory() as folder:
+        split, predictions = Path(folder) / "split.npz", Path(folder) / "predictions.npz"
+        np.savez(
+            split,
+            X=problem.X,
+            y=problem.y,
+            X_test=problem.X_test,
+            y_test=problem.y_test,
+            levels=np.array(LEVELS),
+        )
+        worker = [python, PEERS / "worker.py", base if options else method, split, predictions]
+        done = subprocess.run(
+            [*map(str, worker), "--seed", str(seed), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5)),
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+        if done.returncode < 0:
+            return case | {"error": f"more than {limit} CPU s"}
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            if "No module named" in last:
+                print(f"{method}: {last}", file=sys.stderr)
+                return None
+            return case | {"error": last[:200]}
+        found = dict(np.load(predictions))
+    return case | json.loads(str(found.pop("row"))) | scores(found, problem.y_test)
+
+
+def scores(predictions: dict[str, np.ndarray], y: np.ndarray) -> Row:
+    """Return log density, RMSE and calibration, in standard deviations of the training targets."""
+    row: Row = {"rmse": float(np.sqrt(np.mean((predictions["mean"] - y) ** 2)))}
+    if "log_density" in predictions:
+        row["log_density"] = float(predictions["log_density"].mean())
+    return row | calibration(predictions["quantiles"], y)
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "")
+
+
+def differences(rows: Sequence[Row], column: str) -> dict[tuple[str, str], list[float]]:
+    """Return, by table and method, the value of a column minus ours on each common split."""
+    ours = {(r["table"], r["seed"]): r[column] for r in rows if r["method"] == "winnowgp"}
+    result: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        key = row["table"], row["seed"]
+        if row["method"] != "winnowgp" and key in ours and column in row:
+            result.setdefault((row["table"], row["method"]), []).append(row[column] - ours[key])
+    return result
+
+
+def verdict(gaps: Sequence[float]) -> str:
+    """Return whether another method's density is higher or lower than ours, or level.
+
+    >>> verdict([0.1, 0.12, 0.11]), verdict([-0.1, 0.1]), verdict([-0.2, -0.21]), verdict([0.3])
+    ('higher', 'level', 'lower', 'one split')
+    """
+    if len(gaps) < 2:
+        return "one split"
+    error = stdev(gaps) / len(gaps) ** 0.5
+    if abs(mean(gaps)) <= ERRORS * error:
+        return "level"
+    return "higher" if mean(gaps) > 0 else "lower"
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Return where another method has a higher mean density than ours, or fits in less time."""
+    lines = []
+    gaps = differences(rows, "log_density")
+    for table in dict.fromkeys(table for table, _ in gaps):
+        better = {method: each for (name, method), each in gaps.items() if name == table}
+        worse = [f"{m} ({mean(g):+.3f}, {verdict(g)})" for m, g in better.items() if mean(g) > 0]
+        faster = [
+            method
+            for (name, method), each in differences(rows, "cpu_s").items()
+            if name == table and mean(each) < 0
+        ]
+        lines.append(
+            f"- **{table}**: higher density than ours: {', '.join(worse) or 'none'}. "
+            f"Less CPU time to fit: {', '.join(faster) or 'none'}."
+        )
+    return lines
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return a Markdown table with a line per table and method, means over splits."""
+    order = list(ENVIRONMENTS)
+    gaps, lines, last = differences(rows, "log_density"), [], None
+    key_of = lambda row: (list(TABLES).index(row["table"]), order.index(row["method"]))  # noqa: E731
+    for (table, method), own in grouped(sorted(rows, key=key_of), "table", "method").items():
+        good = [row for row in own if "error" not in row]
+        first = f"{table} ({own[0]['N']:,})" if table != last else ""
+        last = table
+        if not good:
+            lines.append([first, method, 0, own[0]["error"], *[""] * 8])
+            continue
+
+        def shown(column: str, digits: int, good: list[Row] = good) -> str:
+            values = [row[column] for row in good if row.get(column) is not None]
+            return f"{mean(values):.{digits}f}" if values else ""
+
+        compared = gaps.get((table, method), [])
+        lines.append(
+            [
+                first,
+                method,
+                len(good),
+                shown("log_density", 3),
+                f"{mean(compared):+.3f} ({verdict(compared)})" if compared else "",
+                shown("rmse", 3),
+                shown("coverage_90", 3),
+                shown("cpu_s", 1),
+                shown("predict_s", 2),
+                shown("memory_mb", 0),
+                shown("size", 0),
+                "" if len(good) == len(own) else own[-1].get("error", ""),
+            ]
+        )
+    header = ["table (training rows)", "method", ">splits", ">test log density", ">minus ours"]
+    header += [">RMSE", ">90 % intervals hold", ">fit, CPU s", ">10,000 predictions, CPU s"]
+    return markdown([*header, ">memory, MB", ">points or neighbours", "failed"], lines)
+
+
+def missing(rows: Sequence[Row]) -> str:
+    """Return which fits have no row."""
+    done = {tuple(row[unit] for unit in UNITS) for row in rows}
+    lacking = [case for case in cases(list(TABLES), list(ENVIRONMENTS)) if case not in done]
+    texts = []
+    for table in TABLES:
+        own = [(seed, method) for name, seed, method in lacking if name == table]
+        counts = {m: sum(method == m for _, method in own) for m in ENVIRONMENTS}
+        parts = [f"{method} ({count})" for method, count in counts.items() if count]
+        if parts:
+            texts.append(f"{table}: {', '.join(parts)}")
+    return "; ".join(texts)
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Draw density against CPU seconds, and the coverage of 90 % intervals."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    from winnowgp.plots.style import COLOURS, save_figure, styled
+
+    families = {"winnowgp": "winnowgp", "gpflow": "GPflow SGPR", "gpytorch-svgp": "GPyTorch SVGP"}
+    families |= {"gpytorch-exact": "GPyTorch exact", "sklearn": "scikit-learn GP"}
+    families |= {"gpboost": "GPBoost", "": "boosted trees"}
+    colours = (COLOURS["inclusion"], COLOURS["posterior"], COLOURS["second"], "#CC79A7")
+    colours += ("#E69F00", "#56B4E9", COLOURS["data"])
+    styles = dict(zip(families, zip(colours, "osDv^Px", strict=True), strict=True))
+
+    def family(method: str) -> str:
+        return next(start for start in families if method.startswith(start))
+
+    tables = [name for name in TABLES if any(row["table"] == name for row in rows)]
+    groups = grouped([row for row in rows if "error" not in row], "table", "method")
+    pictures = {
+        "peers-density": ("log_density", "test log density"),
+        "peers-coverage": ("coverage_90", "share of test rows within 90 % intervals"),
+    }
+    for file, (column, label) in pictures.items():
+        with styled():
+            figure = Figure(figsize=(10.5, 3.2 * ((len(tables) + 2) // 3) + 0.6))
+            axes = figure.subplots((len(tables) + 2) // 3, 3, squeeze=False).flatten()
+            for ax in axes[len(tables) :]:
+                ax.set_axis_off()
+            for ax, table in zip(axes, tables, strict=False):
+                lines: dict[str, list[tuple[float, float]]] = {}
+                for (name, method), own in groups.items():
+                    values = [row[column] for row in own if column in row]
+                    if name == table and values:
+                        point = mean(row["cpu_s"] for row in own), mean(values)
+                        lines.setdefault(family(method), []).append(point)
+                        if not family(method):
+                            ax.annotate(
+                                method,
+                                point,
+                                fontsize=6,
+                                xytext=(3, 3),
+                                textcoords="offset points",
+                                annotation_clip=True,
+                            )
+                for start, points in lines.items():
+                    colour, marker = styles[start]
+                    swept = "-" if start in ("gpflow", "gpytorch-svgp") else ""
+                    ax.plot(
+                        *zip(*sorted(points), strict=True),
+                        marker=marker,
+                        linestyle=swept,
+                        color=colour,
+                        ms=5,
+                        lw=1,
+                        label=families[start],
+                    )
+                ax.set(title=table, xscale="log", xlabel="CPU seconds of the fit")
+                ax.xaxis.set_minor_formatter(NullFormatter())
+                if column == "log_density" and lines:
+                    top = max(y for points in lines.values() for _, y in points)
+                    ax.set_ylim(max(ax.get_ylim()[0], top - LOWEST), None)
+                if column == "coverage_90":
+                    ax.axhline(0.9, color=COLOURS["points"], linewidth=0.8)
+            axes[0].set_ylabel(label)
+            handles = {
+                name: handle
+                for ax in axes
+                for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)
+            }
+            figure.legend(handles.values(), handles, loc="outside lower center", ncols=7)
+        save_figure(figure, folder / f"{file}.png")
+
+
+def small_rows() -> list[Row]:
+    """Return the fits of small tables by `small_tables.py`, grouped by size in place of a table."""
+    names = {"default": "winnowgp", "exact GP": "exact GP (RBF)"}
+    return [
+        row
+        | {"method": names[row["method"]]}
+        | {"table": "small (to 120)" if row["N"] <= 120 else "small (to 800)"}
+        for row in Runs(SMALL)
+        if row["method"] in names
+    ]
+
+
+def write_page(rows: list[Row]) -> None:
+    """Write tables and pictures into the documentation."""
+    good = [row for row in rows if "error" not in row]
+    key_of = lambda r: (list(TABLES).index(r["table"]), list(ENVIRONMENTS).index(r["method"]))  # noqa: E731
+    groups = grouped([*sorted(good, key=key_of), *small_rows()], "table", "method")
+    draw(rows, DOCS / "images")
+    draw_histograms(groups, DOCS / "images" / "peers-pit.png")
+    pages = DOCS / "benchmarks.md"
+    page = pages.read_text(encoding="utf-8")
+    lacking = missing(rows)
+    note = f"Fits without a row (number of splits): {lacking}." if lacking else ""
+    page = replace_section(page, "peers", "\n\n".join(filter(None, [summary(rows), note])))
+    page = replace_section(page, "losses", "\n".join(losses(good)))
+    page = replace_section(page, "calibration", coverage_table(groups))
+    pages.write_text(page, encoding="utf-8")
+
+
+def main() -> None:
+    """Parse the command line; run fits that have no row yet, or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument(
+        "--methods", nargs="+", default=list(ENVIRONMENTS), choices=list(ENVIRONMENTS)
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the splits; all by default")
+    parser.add_argument("--limit", type=int, default=3600, help="CPU seconds of a fit at most")
+    parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
+    parser.add_argument("--python", help="interpreter that has all methods")
+    parser.add_argument("--page", action="store_true", help="write the page, run nothing")
+    arguments = parser.parse_args()
+    runs = Runs(FILE)
+    if arguments.page:
+        write_page(list(runs))
+        return
+    done = set(grouped(runs, *UNITS))
+    todo = [
+        (*case, arguments.limit, arguments.python)
+        for case in cases(arguments.tables, arguments.methods)
+        if case not in done and case[1] in (arguments.seeds or [case[1]])
+    ]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for future in as_completed([pool.submit(run, *case) for case in todo]):
+            if (row := future.result()) is not None:
+                runs.add(row)
+                shown = (row.get(name) for name in ("log_density", "cpu_s", "error"))
+                print(*(row[unit] for unit in UNITS), *shown, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The comparison with other libraries: its rules, its calibration and its worker, on made rows."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+calibration: Any = import_module("calibration")
+paper_ablations: Any = import_module("paper_ablations")
+peers: Any = import_module("peers")
+sys.path.remove(str(BENCHMARKS))
+
+
+def row(method: str, seed: int, density: float, **columns: Any) -> dict[str, Any]:
+    fit = {"table": "energy", "seed": seed, "method": method, "N": 691, "cpu_s": 1.0}
+    scores = {"log_density": density, "rmse": 0.1, "coverage_90": 0.9}
+    costs = {"predict_s": 0.1, "memory_mb": 300, "size": None}
+    return {**fit, **scores, **costs, **columns}
+
+
+def test_calibration_of_known_quantiles_matches_direct_counts() -> None:
+    rng = np.random.default_rng(0)
+    mean, y = rng.normal(size=400), rng.normal(size=400)
+    quantiles = mean + norm.ppf(calibration.LEVELS)[:, None] * 1.3
+    result = calibration.calibration(quantiles, y)
+    transform = norm.cdf((y - mean) / 1.3)
+    for share in (0.5, 0.9, 0.95, 0.99):
+        inside = np.abs(transform - 0.5) <= share / 2
+        assert result[f"coverage_{round(100 * share)}"] == pytest.approx(inside.mean())
+    counts = np.histogram(transform, np.linspace(0, 1, 11))[0] / 400
+    assert result["pit"] == pytest.approx(counts.tolist())
+
+
+def test_verdict_needs_two_standard_errors() -> None:
+    assert peers.verdict([0.1, 0.12, 0.11]) == "higher"
+    assert peers.verdict([-0.1, -0.12, -0.11]) == "lower"
+    # Mean 0.1, standard error 0.1.
+    assert peers.verdict([0.0, 0.2]) == "level"
+    assert peers.verdict([5.0]) == "one split"
+
+
+def test_differences_are_paired_by_split() -> None:
+    rows = [row("winnowgp", 20, 1.0), row("winnowgp", 21, 2.0)]
+    rows += [row("ngboost", 20, 0.5), row("ngboost", 22, 9.0)]
+    assert peers.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
+
+
+def test_losses_name_higher_densities_and_faster_fits() -> None:
+    rows = [row("winnowgp", s, 1.0, cpu_s=5.0) for s in (20, 21)]
+    rows += [row("catboost", s, 1.1, cpu_s=9.0) for s in (20, 21)]
+    rows += [row("ngboost", s, 0.9, cpu_s=2.0) for s in (20, 21)]
+    (line,) = peers.losses(rows)
+    assert "higher density than ours: catboost (+0.100, higher)." in line
+    assert line.endswith("Less CPU time to fit: ngboost.")
+
+
+def test_summary_has_a_line_per_method_and_names_failures() -> None:
+    failed = {"table": "energy", "seed": 20, "method": "ngboost", "N": 691}
+    rows = [row("catboost", 20, -0.2), row("winnowgp", 20, 0.1), row("winnowgp", 21, 0.3)]
+    rows.append({**failed, "error": "more than 5 CPU s"})
+    _, _, ours, catboost, ngboost = peers.summary(rows).splitlines()
+    assert ours.startswith("| energy (691) | winnowgp | 2 | 0.200 |")
+    assert catboost.startswith("| | catboost | 1 | -0.200 | -0.300 (one split) |")
+    assert "more than 5 CPU s" in ngboost
+
+
+def test_missing_counts_fits_without_rows() -> None:
+    methods = list(peers.ENVIRONMENTS)
+    done = [
+        {"table": table, "seed": seed, "method": method}
+        for table, seed, method in peers.cases(list(peers.TABLES), methods)
+    ]
+    assert peers.missing(done) == ""
+    lacking = [r for r in done if (r["table"], r["method"]) != ("kin8nm", "ngboost")]
+    assert peers.missing(lacking) == "kin8nm: ngboost (3)"
+
+
+def test_cases_leave_out_exact_gps_of_large_tables() -> None:
+    tables = {case[0] for case in peers.cases(list(peers.TABLES), ["sklearn-gpr"])}
+    assert tables == {"energy", "concrete", "skillcraft", "kin8nm"}
+    first = peers.cases(["energy", "kin8nm"], ["ngboost"])[:2]
+    assert first == [("energy", 20, "ngboost"), ("kin8nm", 20, "ngboost")]
+
+
+def test_stored_rows_are_of_known_methods_and_complete() -> None:
+    for stored in peers.Runs(peers.FILE):
+        assert stored["method"] in peers.ENVIRONMENTS
+        assert stored["seed"] in peers.SEEDS[stored["table"]]
+        assert "error" in stored or sum(stored["pit"]) == pytest.approx(1)
+
+
+def test_ablation_changes_its_setting_alone() -> None:
+    for ablation in paper_ablations.ABLATIONS:
+        changed = ablation.settings()
+        base = [s for s in ablation.experiment.settings(ablation.scope, []) if ablation.keep(s)]
+        base = [settings for settings in base if settings["kind"] == ablation.kind]
+        assert len(changed) == len(base) > 0
+        names = set(ablation.changed(base[0]))
+        for before, after in zip(base, changed, strict=True):
+            different = {n for n in after if n not in before or before[n] != after[n]}
+            assert different - {"figure", "change"} <= names
+    keys = [(ablation.figure, ablation.change) for ablation in paper_ablations.ABLATIONS]
+    assert len(set(keys)) == len(keys)
+
+
+def test_ablation_verdict_is_that_of_the_experiment() -> None:
+    ablation = next(a for a in paper_ablations.ABLATIONS if "500 steps" in a.change)
+    (first, *_) = json.loads(json.dumps(ablation.settings()))
+    rows = [
+        {**first, "fold": f, "sizes": sizes} for f, sizes in enumerate([[5, 7], [5, 6], [9, 8]])
+    ]
+    (line,) = ablation.verdicts(rows, [])
+    assert line.startswith("agrees: more inducing points in the last layer, the released settings")
+    assert paper_ablations._parts(line)[1:] == ("agrees", "in 2 of 3 runs")
+    assert ablation.verdicts([{**first, "change": "other"}], []) == []
