@@ -61,6 +61,24 @@ def fitted() -> DeepGPRegressor:
     return regressor(epochs=(20, 60, 40)).fit(*steps())
 
 
+def test_resized_is_the_model_of_an_allocation(fitted: DeepGPRegressor) -> None:
+    X, y = steps()
+    scored = {each.sizes: each for each in fitted.scored_allocations(X, y)}
+    sizes = fitted.available_sizes_
+    assert len(sizes) > 1
+    assert sizes[-1] == fitted.n_inducing_
+    for points in (sizes[0], sum(sizes[0])):
+        small = fitted.resized(points)
+        assert small.n_inducing_ == sizes[0]
+        assert [len(each) for each in small.inducing_points_] == list(sizes[0])
+        assert (small.elbo_, small.elbo_gap_) == (scored[sizes[0]].elbo, scored[sizes[0]].elbo_gap)
+        assert small.log_density(X, y).mean() == pytest.approx(scored[sizes[0]].log_density)
+        assert small.available_sizes_ == sizes[:1]
+    assert fitted.n_inducing_ == sizes[-1]
+    with pytest.raises(InputError, match="one of the sizes that the fit kept"):
+        fitted.resized(10_000)
+
+
 def test_quantiles_agree_with_log_density(fitted: DeepGPRegressor) -> None:
     X, model = steps()[0], fitted
     low, middle, high = model.predict_quantiles(X, [0.05, 0.5, 0.95])
