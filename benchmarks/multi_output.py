@@ -6,6 +6,8 @@
 
 - smoothness: eight targets of two inputs, mixed from four functions whose lengthscales are 0.4 to
   3.2 standard deviations; a fifth of the targets is missing; 800 rows and 1,000 test rows.
+- curves: eight targets of one input, mixed from four functions whose lengthscales are 0.1 to 0.8
+  standard deviations; a fifth of the targets is missing; 200 rows and 1,000 test rows.
 - qpcr: 24 genes from the first three principal components of the other 24, 437 cells, a fifth of
   them held out. Which genes are which, and the cells, differ from seed to seed.
 
@@ -44,6 +46,12 @@ Values = NDArray[np.float64]
 FILE = RESULTS / "multi_output" / "fits.jsonl"
 SPEED = RESULTS / "multi_output" / "speed.jsonl"
 PROCESSES = 4
+MADE: dict[str, tuple[int, int, list[float]]] = {
+    "smoothness": (2, 800, [0.4, 0.8, 1.6, 3.2]),
+    "curves": (1, 200, [0.1, 0.2, 0.4, 0.8]),
+}
+"""Inputs, rows and lengthscales of made problems."""
+PARTS = ("allocation", "others")
 METHODS = ("lmc", "limited", "equal", "independent", "shared")
 
 
@@ -60,13 +68,14 @@ def smooth_functions(X: Values, lengthscales: list[float], rng: np.random.Genera
 def problem(name: str, seed: int) -> tuple[Values, Values, Values, Values]:
     """Return training and test rows of a problem: X, Y, X_test, Y_test."""
     rng = np.random.default_rng(seed)
-    if name == "smoothness":
-        X = rng.normal(size=(1800, 2))
-        f = smooth_functions(X, [0.4, 0.8, 1.6, 3.2], rng)
-        noise = rng.uniform(0.1, 0.5, size=8) * rng.normal(size=(1800, 8))
+    if name in MADE:
+        D, N, lengthscales = MADE[name]
+        X = rng.normal(size=(N + 1000, D))
+        f = smooth_functions(X, lengthscales, rng)
+        noise = rng.uniform(0.1, 0.5, size=8) * rng.normal(size=(N + 1000, 8))
         Y = f @ rng.normal(size=(4, 8)) + noise
-        Y[:800][rng.random((800, 8)) < 0.2] = np.nan
-        train = np.arange(1800) < 800
+        Y[:N][rng.random((N, 8)) < 0.2] = np.nan
+        train = np.arange(N + 1000) < N
     else:
         table = load_table("qpcr").values.numpy()
         genes = rng.permutation(table.shape[1])
@@ -121,8 +130,8 @@ def multi_output_gp(posterior: Any, points: list[torch.Tensor]) -> Any:
     return gp
 
 
-def run(name: str, seed: int) -> Row:
-    """Fit one split by all methods."""
+def run(name: str, seed: int, part: str) -> Row:
+    """Fit one split by the methods of one part."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     X, Y, X_test, Y_test = problem(name, seed)
@@ -134,23 +143,33 @@ def run(name: str, seed: int) -> Row:
         models[method] |= scores(model, X_test, Y_test) | ({} if seconds is None else seconds.row())
 
     settings: dict[str, Any] = {"kernel": "rbf", "random_state": seed}
-    lmc = MultiOutputGPRegressor(n_latents=PROCESSES, **settings)
-    _, seconds = timed(lambda: lmc.fit(X, Y))
-    note("lmc", lmc, seconds)
-    M = max(sum(lmc.n_inducing_) // 2, PROCESSES)
-    limited = MultiOutputGPRegressor(n_latents=PROCESSES, max_points=M, **settings)
-    _, seconds = timed(lambda: limited.fit(X, Y))
-    note("limited", limited, seconds)
-    lmc.elbo_ = equal_numbers(lmc, X, Y, sum(limited.n_inducing_))
-    lmc.n_inducing_ = lmc.posterior_.sizes
-    note("equal", lmc, None)
-    independent = MultiOutputGPRegressor(mixing="independent", **settings)
-    _, seconds = timed(lambda: independent.fit(X, Y))
-    note("independent", independent, seconds)
-    shared = SparseGPRegressor(hyper="point", **settings)
-    _, seconds = timed(lambda: shared.fit(X, Y))
-    note("shared", shared, seconds)
-    return {"name": name, "seed": seed, "rows": len(X), "targets": Y.shape[1], "models": models}
+    if part == "allocation":
+        lmc = MultiOutputGPRegressor(n_latents=PROCESSES, **settings)
+        _, seconds = timed(lambda: lmc.fit(X, Y))
+        note("lmc", lmc, seconds)
+        M = max(sum(lmc.n_inducing_) // 2, PROCESSES)
+        limited = MultiOutputGPRegressor(n_latents=PROCESSES, max_points=M, **settings)
+        _, seconds = timed(lambda: limited.fit(X, Y))
+        note("limited", limited, seconds)
+        lmc.elbo_ = equal_numbers(lmc, X, Y, sum(limited.n_inducing_))
+        lmc.n_inducing_ = lmc.posterior_.sizes
+        note("equal", lmc, None)
+    else:
+        others = {
+            "independent": MultiOutputGPRegressor(mixing="independent", **settings),
+            "shared": SparseGPRegressor(hyper="point", **settings),
+        }
+        for method, model in others.items():
+            _, seconds = timed(lambda model=model: model.fit(X, Y))
+            note(method, model, seconds)
+    return {
+        "name": name,
+        "seed": seed,
+        "part": part,
+        "rows": len(X),
+        "targets": Y.shape[1],
+        "models": models,
+    }
 
 
 def speed(device: str) -> Row:
@@ -179,12 +198,14 @@ def summary(rows: list[Row]) -> str:
     lines = []
     for (name,), own in grouped(rows, "name").items():
         for method in METHODS:
-            fits = [row["models"][method] for row in own]
+            fits = [row["models"][method] for row in own if method in row["models"]]
+            if not fits:
+                continue
             points = [np.sort(np.atleast_1d(fit["points"])) for fit in fits]
             shown = " + ".join(f"{count:.0f}" for count in np.mean(points, 0))
             difference = ""
             if method == "limited":
-                others = [row["models"]["equal"] for row in own]
+                others = [row["models"]["equal"] for row in own if "equal" in row["models"]]
                 pairs = zip(fits, others, strict=True)
                 gaps = [fit["log_density"] - other["log_density"] for fit, other in pairs]
                 error = np.std(gaps, ddof=1) / sqrt(len(gaps)) if len(gaps) > 1 else np.nan
@@ -193,7 +214,7 @@ def summary(rows: list[Row]) -> str:
                 [
                     name,
                     method,
-                    len(own),
+                    len(fits),
                     shown,
                     f"{mean(f['elbo'] for f in fits):.3f}",
                     f"{mean(f['log_density'] for f in fits):.3f}",
@@ -210,7 +231,8 @@ def summary(rows: list[Row]) -> str:
 def main() -> None:
     """Parse the command line; fit splits that have no rows yet, or print the summary."""
     parser = parser_of(__doc__, seeds=[5, 6, 7, 8, 9])
-    parser.add_argument("--only", nargs="+", default=["smoothness", "qpcr"])
+    parser.add_argument("--only", nargs="+", default=[*MADE, "qpcr"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--speed", choices=["cpu", "cuda"], help="measure the speed on a device")
     arguments = parser.parse_args()
     if arguments.speed:
@@ -220,8 +242,13 @@ def main() -> None:
     if arguments.summary:
         print(summary(list(runs)))
         return
-    cases = [(name, seed) for seed in arguments.seeds for name in arguments.only]
-    for row in run_missing(runs, run, cases, keys=("name", "seed"), jobs=arguments.jobs):
+    cases = [
+        (name, seed, part)
+        for part in arguments.parts
+        for name in arguments.only
+        for seed in arguments.seeds
+    ]
+    for row in run_missing(runs, run, cases, keys=("name", "seed", "part"), jobs=arguments.jobs):
         for method, model in row["models"].items():
             print(row["name"], row["seed"], method, model["points"], f"{model['log_density']:.3f}")
 

@@ -225,7 +225,7 @@ def test_damaged_posterior_is_refused(fitted: dict[str, Any]) -> None:
         (MultiFidelityGPRegressor(fidelity="level"), "got 'level'. Pass a data frame"),
         (MultiFidelityGPRegressor().set_params(fidelity=0.5), "by number or name; got 0.5"),
         (AdditiveGPRegressor(kernel="rbf"), "must be a sum, each term"),
-        (AdditiveGPRegressor(kernel="rbf + linear"), "needs one target; got 3"),
+        (AdditiveGPRegressor(kernel="rbf + linear"), "AdditiveGPRegressor needs one target; got 3"),
     ],
 )
 def test_wrong_parameters_are_refused(model: ProcessEstimator, message: str) -> None:

@@ -53,6 +53,8 @@ class MultiOutputGPRegressor(ProcessEstimator):
     n_latents: int | None = None
     mixing: str = "lmc"
 
+    _several_targets: ClassVar[bool] = True
+
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **ProcessEstimator._constraints,
         "n_latents": validation.optional(validation.integer),
@@ -229,13 +231,6 @@ class AdditiveGPRegressor(ProcessEstimator):
             raise InputError(
                 "`kernel` must be a sum, each term of which is an effect, such as "
                 f"'rbf[0] + rbf[1]'; got {self.kernel!r}. Use `SparseGPRegressor` for one term."
-            )
-
-    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
-        super()._check_targets(params, data)
-        if data.P > 1:
-            raise InputError(
-                f"a sum of effects needs one target; got {data.P}. Fit a model for each target."
             )
 
     def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:

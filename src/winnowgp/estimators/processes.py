@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
+from sklearn.utils import Tags
 from torch import Tensor
 
 from winnowgp import training
@@ -121,6 +122,9 @@ class ProcessEstimator(NumericTargets, ABC):
         evidence_: log evidence at the fitted hyper-parameters, exact or between two bounds.
     """
 
+    # Whether there may be several targets.
+    _several_targets: ClassVar[bool] = False
+
     max_points: int | None = None
     widths: Sequence[int | str] | None = None
     priors: str | None = "weak"
@@ -133,6 +137,11 @@ class ProcessEstimator(NumericTargets, ABC):
         "schedule": _only("fast"),
         "batch_size": _only(None),
     }
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = self._several_targets
+        return tags
 
     def predict(
         self,
@@ -240,6 +249,13 @@ class ProcessEstimator(NumericTargets, ABC):
             scaler.shift[params.boxes], scaler.scale[params.boxes] = 0.0, scaler.scale[centres]
         params.kernel_scale = scaler.scale[centres]
         return scaler
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        if data.P > 1 and not self._several_targets:
+            raise InputError(
+                f"{type(self).__name__} needs one target; got {data.P}. Fit a model for each."
+            )
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
         """Accept known noise and missing targets."""
