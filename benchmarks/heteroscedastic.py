@@ -83,17 +83,17 @@ def problem_of(name: str, seed: int, train: int) -> tuple[Problem, NDArray[np.bo
     return problem.standardised(), halves[1]
 
 
-def run(name: str, seed: int, rows: int, method: str) -> Row | None:
+def run(name: str, seed: int, rows: int, method: str, device: str) -> Row | None:
     """Return the scores of one split; those of all four models for our own methods."""
     torch.set_num_threads(1)
     problem, noisy = problem_of(name, seed, rows)
-    case = {"name": name, "seed": seed, "rows": problem.N, "method": method}
+    case = {"name": name, "seed": seed, "rows": problem.N, "method": method, "device": device}
     if method != "ours":
         scores = peer_scores(method, problem, noisy, seed)
         return None if scores is None else case | scores
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return case | {"models": our_scores(problem, noisy, seed)}
+        return case | {"models": our_scores(problem, noisy, seed, device)}
 
 
 def kernel(name: str, D: int) -> Kernel:
@@ -103,27 +103,30 @@ def kernel(name: str, D: int) -> Kernel:
     return result
 
 
-def our_scores(problem: Problem, noisy: NDArray[np.bool_], seed: int) -> dict[str, Row]:
+def our_scores(
+    problem: Problem, noisy: NDArray[np.bool_], seed: int, device: str
+) -> dict[str, Row]:
     """Return scores, points and times of our models."""
     data = Dataset.of(torch.from_numpy(problem.X), torch.from_numpy(problem.y)).merged()
+    data = data.to(torch.device(device))
     first, *others = AUTO_KERNELS
     plain = SparseGP(kernel(first, data.D), data.X[:0], noise=1.0)
     add_weak_priors(plain.likelihood)
     log_noise = VariationalGP(kernel("rbf", data.D), data.X[:0], likelihood=LogVarianceLikelihood())
     schedule = FastSchedule(
-        kernels=tuple(kernel(other, data.D) for other in others), linear_term=True
+        kernels=tuple(kernel(other, data.D).to(data.X) for other in others), linear_term=True
     )
-    generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+    generators = [torch.Generator(device).manual_seed(seed) for _ in range(2)]
     constant, seconds = timed(lambda: fit(plain, data, schedule=schedule, generator=generators[0]))
     both = HeteroscedasticGP(plain, log_noise)
     varying, longer = timed(lambda: fit(both, data, schedule=schedule, generator=generators[1]))
-    X = torch.from_numpy(problem.X_test)
-    Y = torch.from_numpy(problem.y_test)[:, None]
+    X = torch.from_numpy(problem.X_test).to(data.X)
+    Y = torch.from_numpy(problem.y_test)[:, None].to(data.X)
 
     def scores(posterior: Any) -> Row:
-        ends = posterior.quantiles(X, torch.tensor([0.05, 0.95], dtype=X.dtype))
-        inside = ((ends[0] <= Y) & (ends[1] >= Y))[:, 0].numpy()
-        return quality(posterior.log_density(X, Y)[:, 0].numpy(), inside, noisy)
+        ends = posterior.quantiles(X, X.new_tensor([0.05, 0.95]))
+        inside = ((ends[0] <= Y) & (ends[1] >= Y))[:, 0].cpu().numpy()
+        return quality(posterior.log_density(X, Y)[:, 0].cpu().numpy(), inside, noisy)
 
     result = {
         "constant": {"points": constant.model.K, "elbo": constant.elbo / problem.N}
@@ -159,7 +162,7 @@ def halved(model: HeteroscedasticGP, data: Dataset) -> HeteroscedasticGP:
     """Return the model with half of the inducing points of its log noise, optimised again."""
     function, log_noise = model.candidate_sets
     frontier = elimination_frontier(model.subset_statistics(data)[1])
-    whole = torch.ones(len(function), dtype=torch.bool)
+    whole = torch.ones(len(function), dtype=torch.bool, device=data.device)
     pruned = model.prune((whole, frontier.masks[(len(log_noise) + 1) // 2]))
     pruned = pruned.with_best_q(data, gain=1e-6)
     targets, g = pruned.residuals(data), pruned.log_noise
@@ -247,18 +250,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rows", type=int, default=2000, help="training rows at most")
     parser.add_argument("--methods", nargs="+", default=["ours"], choices=METHODS)
+    parser.add_argument("--device", default="cpu", help="device of our own models")
     arguments = parser.parse_args()
     runs = Runs(FILE)
     if arguments.summary:
         print(summary(list(runs)))
         return
     cases = [
-        (name, seed, min(SIZES[name], arguments.rows), method)
+        (name, seed, min(SIZES[name], arguments.rows), method, arguments.device)
         for method in arguments.methods
         for seed in arguments.seeds
         for name in arguments.only
     ]
-    keys = ("name", "seed", "rows", "method")
+    keys = ("name", "seed", "rows", "method", "device")
     for row in run_missing(runs, run, cases, keys=keys, jobs=arguments.jobs):
         for model in flat([row]):
             name, seed, method = (model[key] for key in ("name", "seed", "method"))

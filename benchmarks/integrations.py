@@ -8,7 +8,7 @@ inducing point at every row, 50 steps of Adam at 0.1), and the latter with two i
 trained as its example says and then pruned by `winnow`. Test log densities are in nats per
 observation of standardised targets: before and after, with the marginal of q(u) instead of a new
 q(u), and after a fifth of the epochs more ("on"). All in float32, GPyTorch's default; one thread.
-Results are in benchmarks/results/doors.
+Results are in benchmarks/results/integrations.
 """
 
 import argparse
@@ -171,7 +171,7 @@ def measured(name: str, seed: int) -> Row:
 
 def report() -> None:
     """Print means over the seeds."""
-    rows = read_results("doors/*")
+    rows = read_results("integrations/*")
     columns = {
         "K": "K",
         "before": "before",
@@ -204,7 +204,7 @@ def main() -> None:
         return report()
     torch.set_num_threads(1)
     for name in arguments.names or list(EXAMPLES):
-        results = new_results(f"doors/{name.replace(', ', '-').replace(' ', '-')}")
+        results = new_results(f"integrations/{name.replace(', ', '-').replace(' ', '-')}")
         for seed in range(arguments.seeds):
             row = results.add(measured(name, seed))
             print({k: v for k, v in row.items() if k != "versions"}, flush=True)

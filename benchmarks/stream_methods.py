@@ -14,14 +14,14 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from winnowgp.bounds.chunked import Moments
 from winnowgp.data import Dataset
+from winnowgp.linalg import definite_cholesky, solve_lower
 from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.greedy import pivoted_cholesky
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.online import OnlineGP
-from winnowgp.selection.statistics import subset_statistics
-from winnowgp.training import AllCandidates
-from winnowgp.training.streaming import update
+from winnowgp.training.streaming import optimise_hyperparameters
 
 
 @dataclass
@@ -42,14 +42,26 @@ class Selector(ABC):
             # Hyper-parameters of the exact evidence of the first batch.
             model = SparseGP(self.kernel, data.X, noise=0.1)
             model.candidates.requires_grad_(False)
-            first = update(OnlineGP.start(model), data, goal=AllCandidates())
-            learnt = OnlineGP.start(first.online.model)
-            online = learnt.with_candidates(data.X[:0])
+            start = optimise_hyperparameters(OnlineGP.start(model), data, before=0)
+            online = start.with_candidates(data.X[:0])
         else:
             online = self.online
         points = torch.cat([online.model.candidates.detach(), self.rows(online, data)])
-        result = update(online.with_candidates(points), data, goal=AllCandidates())
-        self.online, self.posterior = result.online, result.posterior
+        online = optimise_hyperparameters(
+            online.with_candidates(points), data, before=online.memory.observations
+        )
+        L, moments = online.moments(data)
+        self.online, self.posterior = online.remembering(L, moments), online.posterior(L, moments)
+
+
+def prefix_bounds(moments: Moments) -> Tensor:
+    """Return the bound with the first k candidates, for each k, from one factorisation."""
+    C = moments.C
+    LB = definite_cholesky(C + torch.eye(len(C)).to(C))
+    gains = 0.5 * (solve_lower(LB, moments.D)[:, 0].square() + C.diagonal())
+    gains = gains - LB.diagonal().log()
+    none = moments.constant - 0.5 * (moments.square + moments.diagonal)
+    return torch.cat([none[None], none + gains.cumsum(0)])
 
 
 @final
@@ -67,11 +79,8 @@ class Vips(Selector):
         old = online.model.candidates.detach()
         order = pivoted_cholesky(online.model.kernel, data.X, data.N, given=old).indices
         pool = online.with_candidates(torch.cat([old, data.X[order]]))
-        L, moments = pool.moments(data)
-        statistics = subset_statistics(L, *moments)
-        number = torch.arange(pool.model.K)
-        masks = torch.stack([number < len(old) + k for k in range(len(order) + 1)])
-        bounds = statistics.value(masks)
+        _, moments = pool.moments(data)
+        bounds = prefix_bounds(moments[0])[len(old) :]
         # Mean and variance of all targets so far, as three sums.
         self.seen.append(torch.stack([data.Y.new_tensor(data.N), data.Y.sum(), (data.Y**2).sum()]))
         N, first, second = torch.stack(self.seen).sum(0).tolist()

@@ -2,151 +2,76 @@
 
     python benchmarks/subset_posterior.py                             # all parts and data sets
     python benchmarks/subset_posterior.py --device cuda --jobs 4      # chains on a GPU
-    python benchmarks/subset_posterior.py --only objective --data energy --seeds 0
+    python benchmarks/subset_posterior.py --only objective --data energy --seeds 1
     python benchmarks/subset_posterior.py --report                    # print the results
 
 Parts, on the problems of benchmarks/selection.py (K = 200 candidates, the paper's α):
 
 - `objective`: E_q[L] − KL[q ‖ p] of the mean field and of determinantal processes, samples of q*,
   and the best subset of them against search; on the CPU, one thread, by seed;
-- `evidence`: bounds on the evidence of q*, by annealing from a determinantal process, and
-  back from one sample of each of many chains;
+- `evidence`: tempered samples of q*, processes that are fitted from them, bounds on the evidence by
+  annealing from a determinantal process and back from samples, and chains without tempering;
 - `density`: held-out log density of predictions averaged over samples of q*, against one searched
   subset of the same mean size and single samples, at three strengths of the prior, by split;
-- `scale`: seconds per Gibbs sweep and memory with 1,000 candidates and all rows of protein;
+- `scale`: seconds per Gibbs sweep, of a determinantal fit, and memory with 1,000 candidates and all
+  rows of protein;
 - `picture`: the three posteriors on the data of the paper's first figure.
 
 Data are read from WINNOWGP_DATA. Each task runs on one thread; compare CPU seconds. Rows are
-written as they come, to benchmarks/results/subset_posterior.
+written as they come, to benchmarks/results/subset_posterior; subset_posterior_report.py prints and
+draws them.
 """
 
 import argparse
-import resource
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
-from torch import Tensor
 
-from measure import Row, grouped, markdown, mean, new_results, read_results, timed
+from measure import Row, Seconds, mean, new_results, timed
 from selection_problems import ALPHAS, K, fitted_model, permuted, problem, standardised
+from subset_posterior_methods import (
+    DRAWS,
+    Effort,
+    many_chains,
+    objective_of,
+    on_device,
+    peak_mib,
+    score_function_fit,
+    searched,
+    seeded,
+    small_features,
+    summarised,
+)
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import ConvergenceWarning
 from winnowgp.estimators import kernel_from
-from winnowgp.gradients import ScoreFunction
 from winnowgp.models import SparseGP, subset_mixture
-from winnowgp.point_processes import (
-    Bernoulli,
-    CardinalityPrior,
-    Determinantal,
-    SquaredCardinality,
-    kl_divergence,
-    sampled_kl_divergence,
-)
+from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import (
     SubsetSamples,
-    SubsetStatistics,
     fit_determinantal,
     fit_inclusion,
     sample_subsets,
     search_frontier,
     subset_evidence,
 )
-from winnowgp.selection.frontier import multistart_search
-from winnowgp.training.adam import Adam
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
-FIGURE = Path(__file__).parents[1] / "docs" / "images" / "subset_posteriors.png"
 PARTS = ("objective", "evidence", "density", "scale", "picture")
-DRAWS = 2000
-"""Subsets for every value of an objective."""
 MEMBERS = 32
 """Subsets that predictions are averaged over."""
 STRENGTHS = (0.1, 1.0, 10.0)
 """Factors of the paper's α in the part `density`."""
+SCALES = (1.0, 0.01)
+"""Those in the part `scale`: few inducing points, and many."""
+LADDER = 24
+"""Inverse temperatures of tempered chains, down to 0.03."""
 FIGURE_CANDIDATES, FIGURE_ALPHA = 50, 0.2
 """Those of the paper's first figure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to sample, and on which device."""
-
-    sweeps: int
-    """Gibbs sweeps of each of four chains in the part `objective`."""
-    chains: int
-    """Chains of the parts `evidence` and `density`, and annealing runs in each direction."""
-    burn_in: int
-    """Their sweeps before the first sample."""
-    steps: int
-    """Temperatures of each annealing run."""
-    device: torch.device
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return a generator of random numbers."""
-    return torch.Generator().manual_seed(seed)
-
-
-def objective_of(
-    q: Bernoulli | Determinantal, statistics: SubsetStatistics, prior: CardinalityPrior
-) -> Row:
-    """Estimate the objective with a seed of its own."""
-    masks = q.sample(DRAWS, generator=seeded(12345))
-    values = statistics.value(masks)
-    if isinstance(q, Bernoulli):
-        nats = values - kl_divergence(q, prior)
-    else:
-        nats = values - sampled_kl_divergence(q, prior, masks)
-    return {
-        "objective": round(nats.mean().item(), 3),
-        "objective_se": round((nats.std() / DRAWS**0.5).item(), 3),
-        "bound_sd": round(values.std().item(), 3),
-        "size": round(q.mean_count().item(), 2),
-    }
-
-
-def score_function_fit(
-    statistics: SubsetStatistics,
-    prior: CardinalityPrior,
-    start: Determinantal,
-    *,
-    seed: int,
-    steps: int = 600,
-) -> Determinantal:
-    """Fit logits and features by the paper's estimator, Adam with four samples per step."""
-    logits, features = (
-        A.detach().clone().requires_grad_(True) for A in (start.logits, start.features)
-    )
-    gradient, generator = ScoreFunction(samples=4), seeded(seed)
-    states = [gradient.init()]
-
-    def surrogate() -> Tensor:
-        q = Determinantal(logits, features)
-
-        def score(masks: Tensor) -> Tensor:
-            with torch.no_grad():
-                log_q = q.log_prob(masks)
-                return statistics.value(masks) + prior.log_prob(masks, like=logits) - log_q
-
-        estimate = gradient.step(q, score, state=states[-1], generator=generator)
-        states[:] = [estimate.state]
-        return estimate.surrogate
-
-    Adam(steps).maximise(
-        surrogate, [([logits, features], 0.02)], scale=1.0, on_step=lambda step, value: None
-    )
-    return Determinantal(logits.detach(), features.detach())
-
-
-def on_device(model: SparseGP, data: Dataset, device: torch.device) -> SubsetStatistics:
-    """Return the statistics of a model on a device."""
-    return model.to(device).subset_statistics(data.to(device))
 
 
 def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
@@ -154,52 +79,29 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     given = problem(name)
     statistics = given.model.subset_statistics(given.data)
     prior, generator = SquaredCardinality(K, ALPHAS[name]), seeded(seed)
-    log_weights = prior.log_weights(statistics.empty)
     common = {"data": name, "N": given.data.N, "K": K, "alpha": ALPHAS[name], "seed": seed}
 
-    def row(method: str, seconds: Row, **columns: object) -> Row:
-        return {**common, "method": method, **seconds, **columns}
+    def row(method: str, seconds: Seconds, columns: Row) -> Row:
+        return {**common, "method": method, **seconds.row(), **columns}
 
-    fit, taken = timed(lambda: fit_inclusion(statistics, prior=prior, generator=generator))
-    field = fit.q
-    yield row("mean field", taken.row(), **objective_of(field, statistics, prior))
-    search, search_taken = timed(
-        lambda: multistart_search(statistics, search_frontier(statistics), log_weights=log_weights)[
-            0
-        ]
-    )
-    yield row("search", search_taken.row(), score=search.score, best_size=int(search.mask.sum()))
-    samples, taken = timed(
-        lambda: sample_subsets(statistics, prior=prior, generator=generator, sweeps=effort.sweeps)
-    )
-    low, high = samples.credible_size(0.9)
-    yield row(
-        "gibbs",
-        taken.row(),
-        sweeps=effort.sweeps + effort.sweeps // 4,
-        r_hat=max(samples.r_hat.values()),
-        effective_samples=min(samples.effective_samples.values()),
-        size=samples.sizes.double().mean().item(),
-        credible_size=[low, high],
-        bound_sd=samples.bounds.std().item(),
-        score=samples.best.score,
-        best_size=int(samples.best.mask.sum()),
-    )
-    # Sweeps that take as long as the search, all of them samples.
-    equal = max(4, round(search_taken.cpu / taken.cpu * (effort.sweeps + effort.sweeps // 4)))
-    short, taken = timed(
-        lambda: sample_subsets(
-            statistics, prior=prior, generator=generator, sweeps=equal, burn_in=0
+    def gibbs(sweeps: int, **options: Any) -> tuple[SubsetSamples, Seconds]:
+        return timed(
+            lambda: sample_subsets(
+                statistics, prior=prior, generator=generator, sweeps=sweeps, **options
+            )
         )
-    )
-    yield row(
-        "gibbs, time of search",
-        taken.row(),
-        sweeps=equal,
-        score=short.best.score,
-        best_size=int(short.best.mask.sum()),
-    )
-    similarity = statistics.correlations()
+
+    search, search_taken = timed(lambda: searched(statistics, prior))
+    yield row("search", search_taken, {"score": search.score, "best_size": int(search.mask.sum())})
+    for method, start in (("mean field", None), ("mean field, from search", search.mask)):
+        fit, taken = timed(
+            lambda start=start: fit_inclusion(
+                statistics, prior=prior, generator=generator, start=start
+            )
+        )
+        yield row(method, taken, objective_of(fit.q, statistics, prior))
+    field, similarity = fit.q, statistics.correlations()
+    samples, _ = gibbs(effort.sweeps, start=search.mask.expand(4, -1))
     for method, inclusion in (
         ("determinantal", None),
         ("determinantal, from gibbs", samples.inclusion),
@@ -214,43 +116,60 @@ def objective(name: str, seed: int, effort: Effort) -> Iterator[Row]:
                 generator=generator,
             )
         )
-        yield row(method, taken.row(), **objective_of(fitted.q, statistics, prior))
+        yield row(method, taken, objective_of(fitted.q, statistics, prior))
+    samples, taken = gibbs(effort.sweeps)
+    yield row("gibbs", taken, summarised(samples))
+    # Sweeps that take as long as the search, all of them samples.
+    equal = max(4, round(search_taken.cpu / taken.cpu * (effort.sweeps + effort.sweeps // 4)))
+    short, taken = gibbs(equal, burn_in=0)
+    yield row("gibbs, time of search", taken, summarised(short))
     trained, taken = timed(
-        lambda: score_function_fit(statistics, prior, _small_features(field, similarity), seed=seed)
+        lambda: score_function_fit(statistics, prior, small_features(field, similarity), seed=seed)
     )
-    yield row(
-        "determinantal, score function", taken.row(), **objective_of(trained, statistics, prior)
-    )
+    yield row("determinantal, score function", taken, objective_of(trained, statistics, prior))
 
 
 def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
-    """Bound the evidence of q*, which does not depend on the seed."""
+    """Bound the evidence of q*, which does not depend on the seed, and compare chains."""
     given = problem(name)
     statistics = given.model.subset_statistics(given.data)
     prior, generator = SquaredCardinality(K, ALPHAS[name]), seeded(seed)
     common = {"data": name, "N": given.data.N, "K": K, "alpha": ALPHAS[name], "seed": seed}
-    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    search = searched(statistics, prior)
     moved = on_device(given.model, given.data, effort.device)
-    samples, taken = timed(lambda: _many_chains(moved, prior, generator, effort))
-    yield {
-        **common,
-        "method": "gibbs",
-        **taken.row(),
-        "chains": effort.chains,
-        "sweeps": samples.masks.shape[1] + effort.burn_in,
-        "r_hat": max(samples.r_hat.values()),
-        "size": samples.sizes.double().mean().item(),
-        "credible_size": list(samples.credible_size(0.9)),
-        "bound_sd": samples.bounds.std().item(),
-    }
-    fitted = fit_determinantal(
-        statistics,
-        prior=prior,
-        start=field,
-        similarity=statistics.correlations(),
-        inclusion=samples.inclusion,
-        generator=generator,
+
+    def gibbs(method: str, **options: Any) -> tuple[SubsetSamples, Row]:
+        samples, taken = timed(lambda: many_chains(moved, prior, generator, effort, **options))
+        return samples, {**common, "method": method, **taken.row(), **summarised(samples)}
+
+    # At low β every candidate is nearly as likely as in the searched subset.
+    share = torch.full((K,), search.mask.double().mean().item(), dtype=torch.float64)
+    samples, row = gibbs(
+        "gibbs, tempered",
+        reference=Bernoulli.from_inclusion(share),
+        betas=[0.03 ** (step / (LADDER - 1)) for step in range(LADDER)],
+        chains=max(effort.chains // 4, 2),
     )
+    yield row
+    best = max(search, samples.best, key=lambda result: result.score)
+    field, taken = timed(
+        lambda: fit_inclusion(statistics, prior=prior, generator=generator, start=best.mask).q
+    )
+    row = {**common, "method": "mean field, from best", **taken.row()}
+    yield {**row, **objective_of(field, statistics, prior)}
+    fitted, taken = timed(
+        lambda: fit_determinantal(
+            statistics,
+            prior=prior,
+            start=field,
+            similarity=statistics.correlations(),
+            inclusion=samples.inclusion,
+            generator=generator,
+        )
+    )
+    row = {**common, "method": "determinantal, from tempered", **taken.row()}
+    yield {**row, **objective_of(fitted.q, statistics, prior)}
+    every = max(samples.masks.shape[1] // 4, 1)
     bounds, taken = timed(
         lambda: subset_evidence(
             moved,
@@ -259,7 +178,7 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             generator=generator,
             runs=effort.chains,
             steps=effort.steps,
-            samples=samples.masks[:, -1],
+            samples=samples.masks[:, every - 1 :: every].flatten(0, 1),
         )
     )
     yield {
@@ -274,30 +193,8 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         "upper": bounds.upper,
         "upper_se": bounds.upper_error,
     }
-
-
-def _many_chains(
-    statistics: SubsetStatistics,
-    prior: CardinalityPrior,
-    generator: torch.Generator,
-    effort: Effort,
-) -> SubsetSamples:
-    """Return samples of many chains that start from subsets of different sizes."""
-    return sample_subsets(
-        statistics,
-        prior=prior,
-        generator=generator,
-        chains=effort.chains,
-        sweeps=max(effort.burn_in // 2, 4),
-        burn_in=effort.burn_in,
-    )
-
-
-def _small_features(q: Bernoulli, similarity: Tensor) -> Determinantal:
-    """Return nearly independent inclusion, with features for a gradient to start from."""
-    values, vectors = torch.linalg.eigh(similarity**16)
-    features = vectors[:, -64:] * values[-64:].clamp_min(0).sqrt()
-    return Determinantal(q.logits, 0.3 * features)
+    yield gibbs("gibbs, from best", start=best.mask.expand(effort.chains, -1))[1]
+    yield gibbs("gibbs")[1]
 
 
 def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
@@ -312,9 +209,10 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     statistics, generator = on_device(model, data, effort.device), seeded(seed)
     for strength in STRENGTHS:
         alpha = round(strength * ALPHAS[name], 6)
+        start = frontier.best_for_alpha(alpha).mask.expand(effort.chains, -1)
         samples, taken = timed(
-            lambda alpha=alpha: _many_chains(
-                statistics, SquaredCardinality(K, alpha), generator, effort
+            lambda alpha=alpha, start=start: many_chains(
+                statistics, SquaredCardinality(K, alpha), generator, effort, start=start
             )
         )
         thin = samples.pooled[:: max(len(samples.pooled) // MEMBERS, 1)][:MEMBERS]
@@ -330,7 +228,7 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             "seed": seed,
             **taken.row(),
             "size": size,
-            "r_hat": max(samples.r_hat.values()),
+            "r_hat": samples.r_hat,
             "selected": mixture.mode.log_density(held_out.X, held_out.Y).mean().item(),
             "averaged": mixture.log_density(held_out.X, held_out.Y).mean().item(),
             "single_sample": mean(members),
@@ -338,40 +236,63 @@ def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
 
 
 def scale(name: str, seed: int, effort: Effort) -> Iterator[Row]:
-    """Time Gibbs sweeps of two chains with 1,000 candidates, on the device and on the CPU."""
-    given = problem(name)
+    """Time Gibbs sweeps of two chains and a determinantal fit with 1,000 candidates."""
+    given, device = problem(name), effort.device
     order = permuted(given.data.N, seed=seed)
     model = given.model.with_candidates(given.data.X[order[:1000]])
-    prior = SquaredCardinality(1000, ALPHAS[name])
-    chains, sweeps, burn_in = 2, 4, 2
-    for device in dict.fromkeys((effort.device, torch.device("cpu"))):
-        statistics, set_up = timed(lambda device=device: on_device(model, given.data, device))
+    statistics, set_up = timed(lambda: on_device(model, given.data, device))
+    generator = torch.Generator(device).manual_seed(seed)
+    chains, sweeps, burn_in = 2, 4, 4
+    common = {"data": name, "N": given.data.N, "K": 1000, "seed": seed, "device": device.type}
+    fields: dict[float, Bernoulli] = {}
+    for alpha in (strength * ALPHAS[name] for strength in SCALES):
+        prior = SquaredCardinality(1000, alpha)
+        field, field_taken = timed(
+            lambda prior=prior: fit_inclusion(statistics, prior=prior, generator=generator).q
+        )
+        fields[alpha] = field
         samples, taken = timed(
-            lambda statistics=statistics: sample_subsets(
+            lambda prior=prior, field=field: sample_subsets(
                 statistics,
                 prior=prior,
-                generator=seeded(seed),
+                generator=generator,
                 chains=chains,
                 sweeps=sweeps,
                 burn_in=burn_in,
-                start=torch.zeros(chains, 1000, dtype=torch.bool),
+                start=field.sample(chains, generator=generator),
             )
         )
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(device) / 2**20
         yield {
-            "data": name,
-            "N": given.data.N,
-            "K": 1000,
-            "alpha": ALPHAS[name],
-            "seed": seed,
-            "device": device.type,
+            **common,
+            "alpha": alpha,
+            "method": "gibbs",
             "chains": chains,
             "sweeps": sweeps + burn_in,
             "size": samples.sizes.double().mean().item(),
-            "memory_mib": memory,
+            "memory_mib": peak_mib(device),
             **set_up.row("set_up_"),
+            **field_taken.row("mean_field_"),
+            **taken.row(),
+        }
+    for alpha, field in fields.items():
+        fitted, taken = timed(
+            lambda alpha=alpha, field=field: fit_determinantal(
+                statistics,
+                prior=SquaredCardinality(1000, alpha),
+                start=field,
+                similarity=statistics.correlations(),
+                generator=generator,
+            )
+        )
+        yield {
+            **common,
+            "alpha": alpha,
+            "method": "determinantal",
+            "size": fitted.q.mean_count().item(),
+            "objective": fitted.objective,
+            "objective_se": fitted.error,
+            "mean_field_objective": fitted.start,
+            "memory_mib": peak_mib(device),
             **taken.row(),
         }
 
@@ -388,7 +309,8 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     maximise_elbo(model, data.X, objective=model.chunked_bound(data), stop=stop)
     statistics = model.subset_statistics(data)
     prior = SquaredCardinality(FIGURE_CANDIDATES, FIGURE_ALPHA)
-    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    start = searched(statistics, prior).mask
+    field = fit_inclusion(statistics, prior=prior, generator=generator, start=start).q
     samples = sample_subsets(statistics, prior=prior, generator=generator, sweeps=500)
     repulsive = fit_determinantal(
         statistics,
@@ -399,19 +321,11 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         generator=generator,
     ).q
     posteriors = {
-        "mean field": (
-            field.inclusion,
-            field.inclusion[:, None] * field.inclusion,
-            field.sample(DRAWS, generator=generator),
-        ),
-        "determinantal": (
-            repulsive.inclusion,
-            repulsive.pairwise_inclusion(),
-            repulsive.sample(DRAWS, generator=generator),
-        ),
-        "q*": (samples.inclusion, samples.pairwise_inclusion(), samples.pooled),
+        "mean field": (field, field.sample(DRAWS, generator=generator)),
+        "determinantal": (repulsive, repulsive.sample(DRAWS, generator=generator)),
+        "q*": (samples, samples.pooled),
     }
-    for method, (inclusion, pairs, subsets) in posteriors.items():
+    for method, (q, subsets) in posteriors.items():
         sizes = subsets.sum(1).double()
         yield {
             "data": name,
@@ -419,8 +333,8 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             "seed": seed,
             "method": method,
             "candidates": [round(z, 4) for z in candidates[:, 0].tolist()],
-            "inclusion": [round(p, 4) for p in inclusion.tolist()],
-            "neighbours": [round(p, 5) for p in pairs.diagonal(1).tolist()],
+            "inclusion": [round(p, 4) for p in q.inclusion.tolist()],
+            "neighbours": [round(p, 5) for p in q.pairwise_inclusion().diagonal(1).tolist()],
             "subsets": [one.nonzero()[:, 0].tolist() for one in subsets[:: len(subsets) // 10]],
             "size": sizes.mean().item(),
             "size_sd": sizes.std().item(),
@@ -440,7 +354,8 @@ MEASUREMENTS: dict[str, Callable[[str, int, Effort], Iterator[Row]]] = {
 def measured(part: str, name: str, seed: int, effort: Effort) -> None:
     """Write the rows of one task as they come, on one thread."""
     torch.set_num_threads(1)
-    results = new_results(f"subset_posterior/{part}-{name}-{seed}")
+    where = f"-{effort.device.type}" if part == "scale" else ""
+    results = new_results(f"subset_posterior/{part}-{name}-{seed}{where}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # R-hat is a column.
         for row in MEASUREMENTS[part](name, seed, effort):
@@ -459,134 +374,8 @@ def run(parts: list[str], names: list[str], seeds: list[int], *, jobs: int, effo
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(measured, *task, effort): task for task in tasks}
         for future in as_completed(futures):
-            future.result()
-            print(*futures[future], flush=True)
-
-
-METHODS = (
-    "mean field",
-    "determinantal",
-    "determinantal, from gibbs",
-    "determinantal, score function",
-    "gibbs",
-)
-
-
-def mean_and_error(values: list[float], digits: int) -> str:
-    """Return the mean over seeds and its standard error."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    if len(numbers) < 2:
-        return f"{mean(values):.{digits}f}"
-    return f"{numbers.mean():.{digits}f} ± {numbers.std() / len(numbers) ** 0.5:.{digits}f}"
-
-
-def report() -> None:
-    """Print the results as Markdown tables, and draw the picture."""
-    rows = read_results("subset_posterior/objective-*")
-    bounds = [r for r in read_results("subset_posterior/evidence-*") if "lower" in r]
-    best = {
-        (r["data"], r["alpha"]): r
-        for r in sorted(bounds, key=lambda r: r["lower"] - r["upper"])
-        if "lower" in r
-    }
-    print("\nObjective in nats: mean over seeds and its standard error.\n")
-    lines = []
-    for (name, alpha), own in grouped(rows, "data", "alpha").items():
-        by = grouped(own, "method")
-        limit = best.get((name, alpha))
-        start = mean(r["objective"] for r in by[("mean field",)])
-        for method in METHODS:
-            if not (found := by.get((method,))):
-                continue
-            value = share = ""
-            if "objective" in found[0]:
-                value = mean_and_error([r["objective"] for r in found], 1)
-                if limit is not None and method != "mean field":
-                    gain = mean(r["objective"] for r in found) - start
-                    shares = [100 * gain / (limit[end] - start) for end in ("upper", "lower")]
-                    share = f"{min(shares):.0f} to {max(shares):.0f} %"
-            elif limit is not None:
-                value = (
-                    f"{limit['lower']:.1f} ± {limit['lower_se']:.1f} to "
-                    f"{limit['upper']:.1f} ± {limit['upper_se']:.1f}"
-                )
-            size = f"{mean(r['size'] for r in found):.1f}"
-            spread = f"{mean(r['bound_sd'] for r in found):.1f}"
-            seconds = f"{mean(r['cpu_s'] for r in found):.1f}"
-            lines.append([name, method, len(found), value, share, size, spread, seconds])
-    header = ["data", "q(Z)", ">seeds", ">objective", ">share of the gap", ">E|Z|", ">sd of L"]
-    print(markdown([*header, ">CPU s"], lines))
-    print("\nEvidence by annealing, and mixing of the chains.\n")
-    lines = []
-    for r in read_results("subset_posterior/evidence-*"):
-        ends = [f"{r[e]:.1f} ± {r[e + '_se']:.1f}" if e in r else "" for e in ("lower", "upper")]
-        hat = f"{r['r_hat']:.3f}" if "r_hat" in r else ""
-        lines.append([r["data"], r["method"], *ends, hat, f"{r['cpu_s']:.0f}"])
-    print(markdown(["data", "method", ">at least", ">at most", ">R-hat", ">CPU s"], lines))
-    print("\nBest score L(Z) + w(|Z|) in nats: search minus samples of q*, by seed.\n")
-    lines = []
-    for (name,), own in grouped(rows, "data").items():
-        by = grouped(own, "method")
-        if ("gibbs, time of search",) not in by:
-            continue
-        lines.append([name, mean_and_error([r["score"] for r in by[("search",)]], 1)])
-        for method in ("gibbs, time of search", "gibbs"):
-            pairs = zip(by[("search",)], by[(method,)], strict=False)
-            lines[-1].append(mean_and_error([a["score"] - b["score"] for a, b in pairs], 1))
-        lines[-1] += [f"{mean(r['cpu_s'] for r in by[(m,)]):.1f}" for m in ("search", "gibbs")]
-    header = ["data", ">search", ">better than gibbs, equal time", ">than all samples"]
-    print(markdown([*header, ">s of search", ">s of gibbs"], lines))
-    print("\nHeld-out nats per observation: averaged minus selected, and minus single samples.\n")
-    lines = []
-    for (name, alpha), own in grouped(
-        sorted(read_results("subset_posterior/density-*"), key=lambda r: (r["data"], r["alpha"])),
-        "data",
-        "alpha",
-    ).items():
-        size, hat = mean(r["size"] for r in own), max(r["r_hat"] for r in own)
-        lines.append([name, alpha, f"{size:.0f}", len(own), f"{hat:.2f}"])
-        for other in ("selected", "single_sample"):
-            lines[-1].append(mean_and_error([r["averaged"] - r[other] for r in own], 4))
-    header = ["data", ">α", ">E|Z|", ">splits", ">worst R-hat", ">over selected", ">over samples"]
-    print(markdown(header, lines))
-    for r in read_results("subset_posterior/scale-*"):
-        print(
-            f"\nK = {r['K']}, N = {r['N']}, {r['device']}, {r['chains']} chains: "
-            f"{r['wall_s'] / r['sweeps']:.2f} seconds per sweep of all chains at {r['size']:.0f} "
-            f"points, set-up {r['set_up_wall_s']:.1f} s, {r['memory_mib']:.0f} MiB"
-        )
-    draw(read_results("subset_posterior/picture-*"))
-
-
-def draw(rows: list[Row]) -> None:
-    """Draw inclusion, subsets and neighbours of the three posteriors of the picture."""
-    if not rows:
-        return
-    data = hills()
-    figure, axes = plt.subplots(
-        5, 1, sharex=True, figsize=(7.5, 9), height_ratios=[1.6, 1, 1, 1, 1.3], layout="constrained"
-    )
-    axes[0].plot(data.X[:, 0], data.Y[:, 0], "k.", markersize=2)
-    axes[0].set(ylabel="y", title="Which of 50 candidates are inducing points?")
-    for number, (axis, row) in enumerate(zip(axes[1:4], rows, strict=True)):
-        colour = f"C{number}"
-        z = torch.tensor(row["candidates"])
-        axis.vlines(z, 0, row["inclusion"], color=colour)
-        axis.plot(z, row["inclusion"], "o", color=colour, markersize=4)
-        for height, subset in enumerate(row["subsets"]):
-            level = torch.full((len(subset),), 1.08 + 0.07 * height)
-            axis.plot(z[subset], level, "|", color="0.35", markersize=4)
-        label = f"{row['method']}: {row['size']:.1f} ± {row['size_sd']:.1f} points"
-        axis.set(ylim=(0, 1.85), yticks=[0, 0.5, 1], ylabel="P(k ∈ Z)")
-        axis.set_title(label, loc="left", fontsize="medium", color=colour)
-        p = torch.tensor(row["inclusion"])
-        ratio = torch.tensor(row["neighbours"]) / (p[1:] * p[:-1]).clamp_min(1e-6)
-        likely = (p[1:] * p[:-1]) > 0.01
-        between = (z[1:] + z[:-1]) / 2
-        axes[4].plot(between[likely], ratio[likely], "o-", color=colour, markersize=3)
-    axes[4].set(xlabel="x", ylabel="P(both) / P P\nof neighbours", ylim=(0, None))
-    figure.savefig(FIGURE, dpi=120)
-    plt.close(figure)
+            error = future.exception()
+            print(*futures[future], "" if error is None else repr(error), flush=True)
 
 
 def main() -> None:
@@ -594,7 +383,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--data", nargs="+", choices=list(ALPHAS), default=list(ALPHAS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--jobs", type=int, default=1, help="tasks at the same time")
     parser.add_argument("--sweeps", type=int, default=200, help="Gibbs sweeps of each of 4 chains")
     parser.add_argument("--chains", type=int, default=64, help="chains of evidence and density")
@@ -607,6 +396,8 @@ def main() -> None:
         device = torch.device(given.device)
         effort = Effort(given.sweeps, given.chains, given.burn_in, given.steps, device)
         run(given.only, given.data, given.seeds, jobs=given.jobs, effort=effort)
+    from subset_posterior_report import report
+
     report()
 
 

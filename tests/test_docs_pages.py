@@ -31,6 +31,7 @@ SLOW = {
     "kernels.md",
     "large-data.md",
     "likelihoods.md",
+    "multi-output.md",
     "quick-start.md",
     "regression.md",
     "scikit-learn.md",

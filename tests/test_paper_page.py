@@ -87,7 +87,7 @@ def test_disagreements_are_those_of_every_procedure_once() -> None:
 
 def test_explanations_without_a_sentence_raise(monkeypatch) -> None:
     results = [result(0, "does not agree: fewer, the fast schedule (2)")]
-    with pytest.raises(InputError, match="must have a sentence for .*'a', 'fewer'"):
+    with pytest.raises(InputError, match=r"must have a sentence for .*'a', 'fewer'"):
         SCRIPT["explanations"](results)
     monkeypatch.setitem(SCRIPT["EXPLANATIONS"], ("a", "fewer"), "because.")
     assert SCRIPT["explanations"](results) == ["- `a`, fewer: because."]

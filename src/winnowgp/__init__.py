@@ -22,8 +22,11 @@ _NAMES = {
     "data": ("DataTable", "Dataset", "MaskedMatrix", "read_table"),
     "estimators": (
         "GPLVM",
+        "AdditiveGPRegressor",
         "DeepGPClassifier",
         "DeepGPRegressor",
+        "MultiFidelityGPRegressor",
+        "MultiOutputGPRegressor",
         "SparseGPClassifier",
         "SparseGPRegressor",
         "TabularModel",
@@ -35,7 +38,14 @@ _NAMES = {
     # Importing it makes the classes known that a file may hold.
     "estimators.serialization": ("load",),
     "io": ("save",),
-    "models": ("DeepGP", "LatentVariableGP", "Posterior", "SparseGP", "VariationalGP"),
+    "models": (
+        "DeepGP",
+        "LatentVariableGP",
+        "MultiOutputGP",
+        "Posterior",
+        "SparseGP",
+        "VariationalGP",
+    ),
     "training": ("Checkpoint", "FitResult", "fit"),
 }
 _PACKAGES = {name: package for package, names in _NAMES.items() for name in names}

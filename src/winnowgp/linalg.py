@@ -65,14 +65,16 @@ def cholesky(A: Float[Tensor, "*batch M M"]) -> Cholesky:
     """
     M = A.shape[-1]
     scale = A.detach().diagonal(dim1=-2, dim2=-1).mean(-1) if M else A.new_ones(A.shape[:-2])
+    eye = torch.eye(M, dtype=A.dtype, device=A.device)
+    ladder = jitter_ladder(A.dtype)
+    jitter = torch.full_like(scale, ladder[0])
+    if recording(A):
+        return Cholesky(_nan_unless_definite(A + (jitter * scale)[..., None, None] * eye), jitter)
     if not torch.isfinite(scale).all():
         raise NotPositiveDefiniteError(
             "a covariance matrix must be finite; it has NaN or infinite entries. Check the "
             "inputs and the kernel's parameters."
         )
-    eye = torch.eye(M, dtype=A.dtype, device=A.device)
-    ladder = jitter_ladder(A.dtype)
-    jitter = torch.full_like(scale, ladder[0])
     for current in ladder:
         with threads_for(A.numel() * M / 3):
             L, info = torch.linalg.cholesky_ex(A + (jitter * scale)[..., None, None] * eye)
@@ -86,12 +88,27 @@ def cholesky(A: Float[Tensor, "*batch M M"]) -> Cholesky:
     )
 
 
+def recording(A: Tensor) -> bool:
+    """Return whether operations on a tensor are recorded in a CUDA graph.
+
+    A graph cannot depend on numbers: factorisations that fail return NaN instead of an error.
+    """
+    return A.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _nan_unless_definite(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
+    L, info = torch.linalg.cholesky_ex(A)
+    return L.masked_fill((info != 0)[..., None, None], torch.nan)
+
+
 def definite_cholesky(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
     """Return the lower factor of a matrix of the form I + V Vᵀ, which needs no jitter.
 
     Raises:
         NotPositiveDefiniteError: `A` is not finite or not positive definite.
     """
+    if recording(A):
+        return _nan_unless_definite(A)
     with threads_for(A.numel() * A.shape[-1] / 3):
         L, info = torch.linalg.cholesky_ex(A)
     # One read, since each one synchronises with a GPU.
@@ -307,6 +324,21 @@ def parallel_map(
             return function(item)
 
     return list(_pool(threads).map(call, inputs))
+
+
+# Blocks up to this size may come from the heap of glibc instead of the kernel.
+_HEAP_BLOCK = 2**25 - 2**14
+
+
+def reuse_freed_memory() -> None:
+    """Let the C library keep freed matrices of up to 32 MiB for the next ones of their size.
+
+    Otherwise glibc returns them to the kernel, which clears each page when it is written again: a
+    third of the time of evaluations with a few hundred to two thousand rows. Its limit grows with
+    the largest block that was freed, so freeing one, which is never written, is enough. Other C
+    libraries are not affected.
+    """
+    torch.empty(_HEAP_BLOCK, dtype=torch.uint8)
 
 
 @cache

@@ -70,6 +70,6 @@ def models(shop: Path) -> dict[str, Path]:
         ]
         if target != "y":
             arguments += ["--kernel", "rbf"]
-        with short_fits():
+        with short_fits(sizes=1):
             assert run([*arguments, "-o", str(found[target])]) == 0
     return found

@@ -12,6 +12,9 @@ ESTIMATORS = [
     "DeepGPRegressor",
     "DeepGPClassifier",
     "GPLVM",
+    "MultiOutputGPRegressor",
+    "MultiFidelityGPRegressor",
+    "AdditiveGPRegressor",
 ]
 
 

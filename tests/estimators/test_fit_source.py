@@ -1,5 +1,6 @@
 """Estimators fitted to sources, against the same estimator fitted to arrays."""
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import SparseGPRegressor
 from winnowgp.data import ArraySource, BatchSource, Dataset, ParquetSource, Source, shard
 from winnowgp.errors import InputError
+from winnowgp.models import MixturePosterior
 
 
 def table(N: int = 120, P: int = 1) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -62,6 +64,11 @@ def test_fit_of_a_source_equals_fit_of_its_rows(
     kind: str, expected: SparseGPRegressor, tmp_path: Path
 ) -> None:
     found = regressor().fit(sources(tmp_path)[kind])
+    if kind.startswith("shared"):
+        # Rows that processes share are not held out, and a constant has no weight then.
+        expected, mixture = copy(expected), expected.posterior_
+        assert isinstance(mixture, MixturePosterior)
+        expected.posterior_ = MixturePosterior(mixture.members[:-1], mode=mixture.mode)
     assert found.n_inducing_ == expected.n_inducing_
     assert found.elbo_ == pytest.approx(expected.elbo_, abs=1e-3)
     X, y = table()
@@ -74,7 +81,7 @@ def test_fit_of_a_source_equals_fit_of_its_rows(
     assert found.score(named, y[:, 0]) > 0.9
 
 
-@pytest.mark.usefixtures("one_size")
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(30, P=2)

@@ -41,7 +41,7 @@ def _few_members() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def table() -> TabularModel:
-    with short_fits():
+    with short_fits(sizes=1):
         columns = {"a": X[:, 0], "b": X[:, 1], "y": Y}
         return fit_table(columns, "y", test_size=0.2, seed=0, **SETTINGS)
 
@@ -53,8 +53,12 @@ def model(table) -> SparseGPRegressor:
 
 def test_posterior_is_a_mixture_around_the_fitted_hyperparameters(model) -> None:
     assert isinstance(model.posterior_, MixturePosterior)
-    assert model.posterior_.S == 4
-    noises = [target_noise(member.likelihood) for member in model.posterior_.members]
+    *members, constant = model.posterior_.members
+    assert len(members) == 4
+    # The constant describes few of these rows.
+    assert constant.M == 1
+    assert 0 < model.posterior_.constant_weight < 0.3
+    noises = [target_noise(member.likelihood) for member in members]
     assert min(noises) < target_noise(model.likelihood_) < max(noises)
     assert model.kernel_ is model.posterior_.mode.kernel
     with shortest_fits():
@@ -131,8 +135,12 @@ def test_file_may_ask_for_another_posterior_in_its_next_fit(model, tmp_path: Pat
 
 def test_summary_says_how_many_posteriors(table) -> None:
     lines = dict(selection_lines(table.summary["choice"]))
-    assert lines["hyper-parameters"] == "uncertain: predictions average over 4 posteriors"
+    weight = table.estimator.posterior_.constant_weight
+    assert lines["hyper-parameters"] == (
+        f"uncertain: predictions average over 4 posteriors and a constant (weight {weight:.2g})"
+    )
     assert '"hyper_posteriors": 4' in as_json(table.summary, file="")
+    assert f'"constant_weight": {weight}' in as_json(table.summary, file="")
     assert len(table.summary["effects"]) == 2
 
 

@@ -23,7 +23,8 @@ def distribution(likelihood: Likelihood, mean: list[float], sd: list[float]) -> 
     f = Prediction(torch.tensor(mean).double()[:, None], torch.tensor(sd).double()[:, None] ** 2)
     y = observation_model(likelihood).predict(f.mean, f.variance)
     scaler = TargetScaler(Standardiser.none(f.mean), single=True)
-    return Predictive(*scaler.moments(y.mean, y.variance), ((f, likelihood),), scaler)
+    alone = torch.ones(1).double()
+    return Predictive(*scaler.moments(y.mean, y.variance), ((f, likelihood),), alone, scaler)
 
 
 def test_gaussian_quantiles_invert_the_distribution_function() -> None:

@@ -12,7 +12,15 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
+from winnowgp import (
+    GPLVM,
+    AdditiveGPRegressor,
+    DeepGPClassifier,
+    DeepGPRegressor,
+    MultiOutputGPRegressor,
+    SparseGPClassifier,
+    SparseGPRegressor,
+)
 from winnowgp.errors import InputError
 
 PAPER: dict[str, Any] = {"schedule": "paper", "alpha": 0.01, "random_state": 0}
@@ -76,6 +84,8 @@ def test_scikit_learn_checks_of_gplvm(estimator, check) -> None:
     [
         SparseGPRegressor(n_candidates=20),
         SparseGPClassifier(n_candidates=20),
+        MultiOutputGPRegressor(n_candidates=20),
+        AdditiveGPRegressor(n_candidates=20),
         DeepGPRegressor(**TWO_LAYERS, epochs=(20, 60, 60)),
         DeepGPClassifier(**TWO_LAYERS, epochs=(20, 60, 60)),
         DeepGPRegressor(**TWO_LAYERS, schedule="paper", alpha=0.01, epochs=(20, 60, 5, 40)),

@@ -26,7 +26,7 @@ def fitted() -> SparseGPRegressor:
 
 @pytest.fixture(scope="module")
 def classifier() -> SparseGPClassifier:
-    with short_fits():
+    with short_fits(sizes=1):
         return SparseGPClassifier(random_state=0).fit(X, y > 0)
 
 

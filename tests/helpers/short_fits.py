@@ -33,11 +33,12 @@ def smaller_sizes(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[None]:
-    """In it estimators begin from the model as given and from so few starts, the first of those
-    that the data suggest; compare as few of a given number of points; choose and move so few times;
-    end each optimisation early; hold out two tenths of the rows instead of all in turn; refit
-    models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16 draws."""
+def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 0) -> Iterator[None]:
+    """In it estimators begin with so few starts of each kernel, the model as given or the first of
+    those that the data suggest; compare as few of a given number of points; choose and move so few
+    times; end each optimisation early; hold out two tenths of the rows instead of all in turn;
+    refit models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16
+    draws."""
     every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
     search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
@@ -48,7 +49,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
         self: Any, given: Sequence[warm_up.Start[Model]], count: int, **settings: Any
     ) -> Any:
         kernels = [start.kernel for start in given]
-        within = [kernels[:i].count(kernel) <= starts for i, kernel in enumerate(kernels)]
+        within = [kernels[:i].count(kernel) < max(starts, 1) for i, kernel in enumerate(kernels)]
         first = [start for start, kept in zip(given, within, strict=True) if kept]
         return search(self, first, count, **settings)
 
@@ -69,7 +70,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 1) -> Iterator[
         patch.setattr(FastSteps, "successive_halving", of_fewer)
         patch.setattr(lbfgs, "maximise", early)
         patch.setattr(CrossValidation, "of", two)
-        patch.setattr(confirmation, "_SMALL_FOLDS", 5)
+        patch.setattr(confirmation, "_SMALL_FOLDS", 3)
         patch.setattr(confirmation, "_FOLDS", 3)
         patch.setattr(laplace, "_DRAWS", 16)
         patch.setattr(laplace, "MEMBERS", 4)

@@ -46,7 +46,7 @@ def test_deep_layer_grown_has_the_same_q_f() -> None:
 def test_deep_layer_batched_inputs_equal_flat_rows() -> None:
     made, X = layer(2, 3), normal(5, 4, 6, 2, seed=5)
     points = made.points()
-    together = made.marginals(X, points.over_samples())
+    together = made.marginals(X, points)
     alone = made.marginals(X.reshape(-1, 2), points)
     assert together.mean.shape == (5, 4, 6, 3)
     torch.testing.assert_close(together.mean.reshape(-1, 3), alone.mean)

@@ -1,6 +1,5 @@
 """Mixtures of posteriors against explicit averages over their members."""
 
-from math import log
 from typing import Any
 
 import pytest
@@ -41,7 +40,12 @@ MEMBERS = [
     member(length, torch.tensor(noise).double())
     for length, noise in ((0.3, (0.5, 0.1)), (1.0, (0.1, 0.3)), (3.0, (0.02, 0.05)))
 ]
-MIXTURE = MixturePosterior(MEMBERS, mode=MEMBERS[1])
+WEIGHTS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+MIXTURE = MixturePosterior(MEMBERS, mode=MEMBERS[1], member_weights=WEIGHTS)
+
+
+def average(terms: list[Tensor]) -> Tensor:
+    return 0.5 * terms[0] + 0.3 * terms[1] + 0.2 * terms[2]
 
 
 def outer(mean: Any) -> Tensor:
@@ -53,30 +57,29 @@ def outer(mean: Any) -> Tensor:
 def test_moments_are_those_of_an_average(observed: bool, noise: Tensor | None) -> None:
     noise = noise if observed else None
     each = [m.predict(NEW, observed=observed, noise=noise) for m in MEMBERS]
-    first = sum(e.mean for e in each) / 3
-    second = sum(e.variance + e.mean**2 for e in each) / 3
+    first = average([e.mean for e in each])
+    second = average([e.variance + e.mean**2 for e in each])
     prediction = MIXTURE.predict(NEW, observed=observed, noise=noise)
     torch.testing.assert_close(prediction.mean, first)
     torch.testing.assert_close(prediction.variance, second - first**2)
     torch.testing.assert_close(MIXTURE.predict_mean(NEW), first)
     covariance = MIXTURE.covariance(NEW, observed=observed, noise=noise)
     torch.testing.assert_close(covariance.diagonal(dim1=1, dim2=2).mT, prediction.variance)
-    outer = sum(
-        m.covariance(NEW, observed=observed, noise=noise)
-        + torch.einsum("ip,jp->pij", e.mean, e.mean)
+    products = [
+        m.covariance(NEW, observed=observed, noise=noise) + outer(e.mean)
         for m, e in zip(MEMBERS, each, strict=True)
-    )
-    torch.testing.assert_close(covariance, outer / 3 - torch.einsum("ip,jp->pij", first, first))
+    ]
+    torch.testing.assert_close(covariance, average(products) - outer(first))
 
 
 def test_density_and_quantiles_are_those_of_the_mixture_of_normals() -> None:
     each = [m.predict(NEW, observed=True, noise=KNOWN) for m in MEMBERS]
     normals = [Normal(e.mean, e.variance.sqrt()) for e in each]
-    density = torch.stack([n.log_prob(NEW_Y) for n in normals]).logsumexp(0) - log(3)
+    density = average([n.log_prob(NEW_Y).exp() for n in normals]).log()
     torch.testing.assert_close(MIXTURE.log_density(NEW, NEW_Y, noise=KNOWN), density)
     p = torch.tensor([0.05, 0.5, 0.975]).double()
     quantiles = MIXTURE.quantiles(NEW, p, noise=KNOWN)
-    cdf = torch.stack([n.cdf(quantiles) for n in normals]).mean(0)
+    cdf = average([n.cdf(quantiles) for n in normals])
     torch.testing.assert_close(cdf, p[:, None, None].expand_as(cdf))
 
 
@@ -135,7 +138,19 @@ def test_attributes_are_those_of_the_mode() -> None:
     assert MIXTURE.kernel is MEMBERS[1].kernel
     assert MIXTURE.likelihood is MEMBERS[1].likelihood
     torch.testing.assert_close(MIXTURE.Z, X[:5])
-    torch.testing.assert_close(MIXTURE.noise, torch.tensor([0.62, 0.45]).double() / 3)
+    torch.testing.assert_close(MIXTURE.noise, torch.tensor([0.284, 0.15]).double())
+
+
+def test_members_have_equal_weights_by_default() -> None:
+    equal = MixturePosterior(MEMBERS, mode=MEMBERS[1])
+    mean = sum(m.predict(NEW).mean for m in MEMBERS) / 3
+    torch.testing.assert_close(equal.predict_mean(NEW), mean)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [0.5, 0.6, -0.1], [0.5, 0.3, 0.1]])
+def test_weights_of_no_distribution_raise(weights: list[float]) -> None:
+    with pytest.raises(InputError, match="`member_weights` must be 3 positive numbers that sum"):
+        MixturePosterior(MEMBERS, mode=MEMBERS[1], member_weights=torch.tensor(weights))
 
 
 def test_one_member_is_itself() -> None:
@@ -143,7 +158,6 @@ def test_one_member_is_itself() -> None:
     torch.testing.assert_close(alone.log_density(NEW, NEW_Y), MEMBERS[0].log_density(NEW, NEW_Y))
     p = torch.tensor([0.1]).double()
     torch.testing.assert_close(alone.quantiles(NEW, p), MEMBERS[0].quantiles(NEW, p))
-    assert log(alone.S) == 0
 
 
 def test_members_that_do_not_fit_together_raise() -> None:

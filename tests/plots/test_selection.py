@@ -3,7 +3,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
-from winnowgp.plots import draw_frontier, draw_inclusion
+from winnowgp.plots import draw_frontier, draw_inclusion, draw_mixing
 from winnowgp.plots.selection import draw_trace
 
 
@@ -44,3 +44,11 @@ def test_draw_trace_shows_objective_and_number_of_points() -> None:
     assert np.asarray(ax.lines[0].get_xydata()).tolist() == [[1, -5.0], [2, -4.0]]
     _, counts = ax.figure.axes
     assert np.asarray(counts.lines[0].get_ydata()).tolist() == [2, 1]
+
+
+def test_draw_mixing_scales_rows_and_counts_points() -> None:
+    ax = draw_mixing([[2.0, -1.0], [0.0, 0.5]], [3, 1], ax=Figure().subplots(), targets=["a", "b"])
+    assert np.asarray(ax.images[0].get_array()).tolist() == [[1.0, -0.5], [0.0, 1.0]]
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["process 1\n3 inducing points", "process 2\n1 inducing point"]
+    assert [text.get_text() for text in ax.texts] == ["2", "-1", "0", "0.5"]

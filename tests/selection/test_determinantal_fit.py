@@ -103,6 +103,13 @@ def test_fit_determinantal_from_marginals_closes_half_of_gap() -> None:
     assert pairs[at, at + 4] < 0.5 * inclusion[at] * inclusion[at + 4]
 
 
+def test_fit_determinantal_from_certain_inclusion_is_finite() -> None:
+    fit = fitted(torch.tensor([1.0, 0.0, 1.0, 0.5, 0.5, 0.0, 1.0, 0.0], dtype=torch.float64))
+    assert torch.isfinite(fit.q.logits).all()
+    with pytest.raises(InputError, match=r"within \[0, 1\]"):
+        fitted(torch.full((K,), 1 + 1e-9, dtype=torch.float64))
+
+
 def test_fit_determinantal_without_features_returns_start() -> None:
     start = Bernoulli(torch.linspace(-1, 1, K, dtype=torch.float64))
     fitted = fit_determinantal(

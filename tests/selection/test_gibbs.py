@@ -1,6 +1,7 @@
 """Gibbs sampling of q*(Z) ∝ p(Z) exp L(Z) against the sum over all subsets."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from winnowgp.point_processes import (
     PointProcess,
     SquaredCardinality,
 )
-from winnowgp.selection import SubsetStatistics, sample_subsets
+from winnowgp.selection import SubsetSamples, SubsetStatistics, sample_subsets
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.gibbs import Ladder, TemperedPosterior, gibbs_sweep, relocate
 
@@ -130,12 +131,17 @@ def largest_z(exact: Enumerated, move: Move) -> float:
     starts = torch.multinomial(exact.probabilities, DRAWS, replacement=True, generator=generator)
     chains = Chains.at(exact.target.objective, all_masks(K)[starts])
     move(exact.target, chains, generator)
+    return z_scores(exact, chains.included).abs().max().item()
+
+
+def z_scores(exact: Enumerated, drawn: Tensor) -> Tensor:
+    """z-scores of marginal and pairwise inclusion and of the squared size of independent draws."""
     masks = all_masks(K).double()
     pairs = (masks[:, :, None] * masks[:, None, :]).flatten(1)
     functionals = torch.cat([pairs, masks.sum(1, keepdim=True) ** 2], dim=1)
-    values = functionals[chains.included.long() @ (2 ** torch.arange(K))]
-    z = (values.mean(0) - exact.mean(functionals)) / (values.std(0) / DRAWS**0.5).clamp_min(1e-9)
-    return z.abs().max().item()
+    values = functionals[drawn.long() @ (2 ** torch.arange(K))]
+    error = (values.std(0) / len(drawn) ** 0.5).clamp_min(1e-9)
+    return (values.mean(0) - exact.mean(functionals)) / error
 
 
 @pytest.mark.unchecked
@@ -166,52 +172,65 @@ def test_biased_moves_fail_the_same_check(move: Move) -> None:
     assert largest_z(enumerated(0.3), move) > 4
 
 
-def exact_posterior(statistics: SubsetStatistics, prior: CardinalityPrior) -> tuple[Tensor, Tensor]:
-    masks = all_masks(statistics.K)
-    log_joint = statistics.value(masks) + prior.log_prob(masks, like=statistics.empty)
-    return masks.double(), log_joint.softmax(0)
+def exchanged(log_ratio_scale: float) -> list[Tensor]:
+    """Subsets at β = 1 and β = 0.2 after one exchange between exact draws of both."""
+    generator, masks = seeded(5), all_masks(K)
+    starts = [
+        torch.multinomial(enumerated(beta).probabilities, DRAWS, True, generator=generator)
+        for beta in (1.0, 0.2)
+    ]
+    before = masks[torch.stack(starts, dim=1).flatten()]  # chains 2i and 2i + 1 are a ladder
+    ladder = Ladder.of([1.0, 0.2], chains=DRAWS, like=small().empty)
+    ratios = log_ratio_scale * enumerated(1.0).target.log_ratio(Chains.at(small(), before))
+    ladder = ladder.exchanged(ratios, first=0, generator=generator)
+    assert torch.equal(ladder.beta[ladder.coldest], torch.ones(DRAWS).double())
+    assert (ladder.coldest != 2 * torch.arange(DRAWS)).double().mean() > 0.2
+    return list(before[ladder.chain].unbind(1))
 
 
 @pytest.mark.unchecked
 def test_exchange_of_temperatures_leaves_both_distributions_unchanged() -> None:
-    pair, generator = [enumerated(1.0), enumerated(0.2)], seeded(5)
-    masks = all_masks(K)
-    starts = [torch.multinomial(e.probabilities, DRAWS, True, generator=generator) for e in pair]
-    before = masks[torch.stack(starts, dim=1).flatten()]  # chains 2i and 2i + 1 are a ladder
-    ladder = Ladder.of([1.0, 0.2], chains=DRAWS, like=small().empty)
-    ratios = pair[0].target.log_ratio(Chains.at(small(), before))
-    ladder = ladder.exchanged(ratios, first=0, generator=generator)
-    after = before[ladder.chain].transpose(0, 1).double()
-    assert torch.equal(ladder.beta[ladder.coldest], torch.ones(DRAWS).double())
-    assert (after[0] != masks[starts[0]]).any(1).double().mean() > 0.2
-    for exact, drawn in zip(pair, after, strict=True):
-        z = (drawn.mean(0) - exact.mean(masks.double())) / (drawn.std(0) / DRAWS**0.5)
-        assert z.abs().max() < 4
+    for beta, drawn in zip((1.0, 0.2), exchanged(1.0), strict=True):
+        assert z_scores(enumerated(beta), drawn).abs().max() < 4
+    # A biased twin accepts every exchange.
+    assert z_scores(enumerated(1.0), exchanged(0.0)[0]).abs().max() > 4
+
+
+def short_chains(alpha: float, betas: tuple[float, ...]) -> SubsetSamples:
+    """Four samples of each of 1,000 independent chains; K = 5 needs few sweeps of burn-in."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return sample_subsets(
+            small(),
+            prior=SquaredCardinality(K, alpha),
+            generator=seeded(1),
+            chains=1000,
+            sweeps=4,
+            burn_in=10,
+            reference=Bernoulli(torch.linspace(-1, 1.5, K, dtype=torch.float64)),
+            betas=betas,
+        )
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("betas", [(1.0,), (1.0, 0.4)])
-def test_sample_subsets_marginals_match_enumeration(betas: tuple[float, ...]) -> None:
-    statistics, prior = small(), SquaredCardinality(K, 0.5)
-    reference = Bernoulli(torch.linspace(-1, 1.5, K, dtype=torch.float64))
-    samples = sample_subsets(
-        statistics,
-        prior=prior,
-        generator=seeded(1),
-        sweeps=120,
-        reference=reference,
-        betas=betas,
-    )
-    masks, probabilities = exact_posterior(statistics, prior)
-    # An effective number of at least 120 samples: a standard error of at most 0.046.
-    assert min(samples.effective_samples.values()) > 120
-    assert (samples.inclusion - probabilities @ masks).abs().max() < 0.1
-    pairs = masks.mT @ (probabilities[:, None] * masks)
-    assert (samples.pairwise_inclusion() - pairs).abs().max() < 0.16
-    scores = statistics.value(masks.bool()) + prior.log_prob(masks.bool(), like=masks)
-    best = samples.best.score - prior.log_normaliser(masks).item()
-    assert best == pytest.approx(scores.max().item(), abs=1e-6)
-    torch.testing.assert_close(samples.bounds.flatten(), statistics.value(samples.pooled))
+@pytest.mark.parametrize("betas", [(1.0,), (1.0, 0.4)], ids=["plain", "tempered"])
+def test_sample_subsets_match_enumeration(betas: tuple[float, ...]) -> None:
+    exact, samples = enumerated(1.0), short_chains(0.5, betas)
+    assert z_scores(exact, samples.masks[:, -1]).abs().max() < 4
+    # Means of conditional probabilities of a chain are independent of those of the others.
+    each = samples.conditional_inclusion
+    truth = exact.mean(all_masks(K).double())
+    assert ((samples.inclusion - truth) / (each.std(0) / 1000**0.5)).abs().max() < 4
+    sizes = torch.bincount(all_masks(K).sum(1), weights=exact.probabilities).cumsum(0)
+    assert samples.credible_size(0.8) == tuple(int((sizes < t).sum()) for t in (0.1, 0.9))
+    scores = exact.target.objective.value(all_masks(K)) - 0.5 * all_masks(K).sum(1) ** 2
+    assert samples.best.score == pytest.approx(scores.max().item(), abs=1e-6)
+    torch.testing.assert_close(samples.bounds.flatten(), small().value(samples.pooled))
+
+
+@pytest.mark.unchecked
+def test_sample_subsets_of_another_prior_fail_the_same_check() -> None:
+    assert z_scores(enumerated(1.0), short_chains(0.65, (1.0,)).masks[:, -1]).abs().max() > 4
 
 
 @pytest.mark.filterwarnings("ignore::winnowgp.errors.ConvergenceWarning")
@@ -221,6 +240,22 @@ def test_sample_subsets_same_seed_same_result() -> None:
         for _ in "ab"
     )
     assert torch.equal(first.masks, second.masks)
+
+
+def test_sample_subsets_certain_candidate_has_inclusion_of_one() -> None:
+    """Means of 100 ones must not be rounded above one: their logits would not be numbers."""
+    log_weights = torch.tensor([-800.0, -800.0, 0.0], dtype=torch.float64)
+    statistics = problem(3, K=2, noise=1.0).statistics
+    start = torch.ones(2, 2, dtype=torch.bool)
+    samples = sample_subsets(
+        statistics,
+        prior=Budget(log_weights),
+        generator=seeded(0),
+        chains=2,
+        sweeps=100,
+        start=start,
+    )
+    assert samples.inclusion.tolist() == [1.0, 1.0]
 
 
 def test_sample_subsets_without_relocations_of_duplicates_warns() -> None:

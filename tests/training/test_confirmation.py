@@ -1,6 +1,7 @@
 """Optima of the evidence of few rows: which of them generalise."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,16 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from scipy import stats
+from scipy.special import beta
 from torch.distributions import Normal
 
 from winnowgp.data import Dataset
 from winnowgp.models import Posterior, SparseGP
-from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance, fit
+from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance, confirmation, fit
 from winnowgp.training.confirmation import (
     confirms,
     constant_log_density,
+    constant_weight,
     excess_kurtosis,
     held_out_gain,
     normal_scores,
@@ -44,6 +47,24 @@ def gp(X: torch.Tensor, noise: float = 1.0) -> SparseGP:
 def fitted(X: torch.Tensor, Y: torch.Tensor) -> FitResult[SparseGP]:
     schedule = FastSchedule(inclusion_steps=5, rounds=1)
     return fit(gp(X), Dataset(X, standardised(Y)), schedule=schedule, generator=generator())
+
+
+def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() -> None:
+    gain = torch.tensor([0.4, -1.5, 0.9, 0.2, -0.3]).double()
+    total = mean = 0.0
+    for constant in product([True, False], repeat=len(gain)):
+        count = sum(constant)
+        others = sum(g.item() for g, c in zip(gain, constant, strict=True) if not c)
+        # ∫ w^a (1 − w)^b dw = B(a + 1, b + 1), with w^(_PRIOR − 1) more of the prior.
+        a, b = count + confirmation._PRIOR, len(gain) - count + 1
+        total += beta(a, b) * np.exp(others)
+        mean += beta(a + 1, b) * np.exp(others)
+    assert constant_weight(gain) == pytest.approx(mean / total, rel=1e-6)
+
+
+def test_constant_weight_is_at_most_the_variance_that_the_model_leaves() -> None:
+    assert constant_weight(torch.full((40,), 4.0)) == pytest.approx(np.exp(-8.0))
+    assert constant_weight(torch.full((40,), 8.0), 2) == pytest.approx(np.exp(-8.0))
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 0.5, 1, 1, 3]).double()])
@@ -151,6 +172,24 @@ def test_fast_limited_points_start_from_the_confirmed_optimum() -> None:
     lengthscale = kernel.base_kernel.lengthscale.flatten()
     # The first column drives the target; with the optimum of the targets alone it looked flat.
     assert lengthscale[0] < 3
+
+
+def test_lengthscales_of_ranks_are_learnt_without_held_out_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengthscales: list[torch.Tensor] = []
+
+    def held_out(data: Dataset, refit: Callable[[Dataset], Any], **_: Any) -> torch.Tensor:
+        for rest in (slice(0, 50), slice(30, 80)):
+            lengthscales.append(refit(data.part(rest)).kernel.base_kernel.lengthscale)
+        return torch.ones(data.N, dtype=torch.double)
+
+    monkeypatch.setattr("winnowgp.training.confirmation.held_out_gain", held_out)
+    X, noise = rows(80, 2, seed=3)
+    fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())
+    ranks, targets = lengthscales[:2], lengthscales[2:]
+    assert len(targets) == 2
+    assert not torch.allclose(*ranks, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])

@@ -9,6 +9,7 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
+from winnowgp.models.deep_costs import prediction_cost
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.training import (
@@ -215,8 +216,8 @@ def test_fit_deep_frozen_points_stay() -> None:
 
 
 def test_fit_deep_invalid_settings_raise() -> None:
-    for bad in ({"layerwise": -1}, {"pre": -1}, {"post": -1}, {"samples": 0}):
-        with pytest.raises(InputError, match=r"zero or more steps and `samples` at least one"):
+    for bad in ({"layerwise": -1}, {"smaller_models": -1}, {"post": -1}, {"samples": 0}):
+        with pytest.raises(InputError, match=r"zero or more, and `samples` at least one"):
             schedule(**bad)
     with pytest.raises(InputError, match="`rounds` and `iterations` must be at least 1"):
         schedule(rounds=0)
@@ -297,3 +298,28 @@ def test_grow_candidates_keeps_the_elbo() -> None:
         assert len(after.candidates.detach().unique(dim=0)) == after.K
     before, after = (estimate_elbo(each, data, generator=seeded()) for each in (model, grown))
     assert after == pytest.approx(before, abs=1e-4)
+
+
+def test_fit_deep_smaller_models_are_a_frontier() -> None:
+    data = step_data()
+    tolerance = 0.05
+    result = fit(
+        started(data=data, K=12),
+        data,
+        schedule=schedule(
+            Tolerance(tolerance), pre=60, post=60, rounds=2, smaller_models=2, predict_samples=8
+        ),
+        generator=seeded(),
+    )
+    others = [(each.posterior, each.elbo) for each in result.allocations]
+    models = sorted(
+        [*others, (result.posterior, result.elbo)],
+        key=lambda pair: prediction_cost(pair[0].layers, samples=8),
+    )
+    assert len(models) > 1
+    assert all(before[1] < after[1] for before, after in pairwise(models))
+    # The quickest model within the tolerance of the best one is selected.
+    best = max(elbo for _, elbo in models)
+    within = [posterior for posterior, elbo in models if elbo >= best - tolerance * data.N]
+    assert within[0] is result.posterior
+    assert result.elbo_gap == pytest.approx(best - result.elbo)

@@ -43,7 +43,7 @@ def test_fast_small_source_is_read_once() -> None:
 
 
 def test_fast_larger_source_is_read_in_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.row_sampling.HELD", N - 1)
+    monkeypatch.setattr("winnowgp.training.initialization.HELD", N - 1)
     source = Tracked(WHOLE)
     fitted(source)
     assert source.read > 20 * N
@@ -55,7 +55,7 @@ def test_fast_small_shared_source_keeps_shards(
     """One process sums in as many shards as several do, for identical digits."""
     bounds = []
     for most in (0, N):
-        monkeypatch.setattr("winnowgp.training.row_sampling.HELD", most)
+        monkeypatch.setattr("winnowgp.training.initialization.HELD", most)
         source = BatchSource(lambda: iter([(X, Y)]))
         bounds.append(fitted(shard(source)).elbo)
     assert bounds[0] == bounds[1]
@@ -63,9 +63,9 @@ def test_fast_small_shared_source_keeps_shards(
 
 def test_fast_sample_of_wide_table_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Dataset.of(torch.randn(N, 9).double(), torch.randn(N).double())
-    monkeypatch.setattr("winnowgp.training.row_sampling.NUMBERS", 120)
-    monkeypatch.setattr("winnowgp.training.row_sampling._FEWEST_ROWS", 2)
-    from winnowgp.training.row_sampling import rows_in_memory
+    monkeypatch.setattr("winnowgp.training.initialization.NUMBERS", 120)
+    monkeypatch.setattr("winnowgp.training.initialization._FEWEST_ROWS", 2)
+    from winnowgp.training.initialization import rows_in_memory
 
     sample, order = rows_in_memory(Tracked(rows), torch.Generator().manual_seed(0))
     assert sample.N == len(order) == 12
@@ -75,8 +75,8 @@ def test_fast_sample_has_a_minimum_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = Dataset.of(torch.randn(5000, 1).double(), torch.randn(5000).double())
-    monkeypatch.setattr("winnowgp.training.row_sampling.NUMBERS", 120)
-    from winnowgp.training.row_sampling import rows_in_memory
+    monkeypatch.setattr("winnowgp.training.initialization.NUMBERS", 120)
+    from winnowgp.training.initialization import rows_in_memory
 
     sample, _ = rows_in_memory(Tracked(rows), torch.Generator().manual_seed(0))
     assert FastSchedule().selection_rows <= sample.N == 4096

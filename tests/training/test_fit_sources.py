@@ -107,7 +107,7 @@ def fitted(source: Source, **settings: Any) -> FitResult[SparseGP]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks per pass, none aligned with a row group or a batch."""
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-    monkeypatch.setattr("winnowgp.training.row_sampling.HELD", 0)
+    monkeypatch.setattr("winnowgp.training.initialization.HELD", 0)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def expected() -> FitResult[SparseGP]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FitResult[SparseGP]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnowgp.bounds.row_blocks.CHUNK", 25)
-        patch.setattr("winnowgp.training.row_sampling.HELD", 0)
+        patch.setattr("winnowgp.training.initialization.HELD", 0)
         return fitted(open_source(parquet_file(tmp_path_factory.mktemp("whole") / "table.parquet")))
 
 
@@ -160,7 +160,7 @@ def test_fit_any_source_equals_rows_in_memory(
 def test_fit_uses_rows_beyond_the_sample(
     sample: int, expected: FitResult[SparseGP], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnowgp.training.row_sampling.SAMPLE", sample)
+    monkeypatch.setattr("winnowgp.training.initialization.SAMPLE", sample)
     source = Tracked(WHOLE)
     found = fitted(source)
     # The result is for all rows: the direct bound, and predictions of the same points.
@@ -174,7 +174,7 @@ def test_fit_uses_rows_beyond_the_sample(
 
 
 def test_fit_memory_is_limited_to_sample_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnowgp.training.row_sampling.SAMPLE", 10)
+    monkeypatch.setattr("winnowgp.training.initialization.SAMPLE", 10)
     monkeypatch.setattr("winnowgp.bounds.row_blocks.CHUNK", 5)
     # The first rows are read for the fingerprint.
     monkeypatch.setattr(sys.modules["winnowgp.training.fingerprint"], "FIRST", 10)

@@ -341,6 +341,16 @@ def test_evidence_finds_a_fast_cycle_in_one_of_six_columns(column: int) -> None:
     assert found.best.noise.item() == pytest.approx(0.04, rel=0.4)
 
 
+def test_optimise_starts_that_approach_a_known_optimum_are_left_out() -> None:
+    rows = drawn(60, 1.0, 0.1)
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=0.1)
+    search = hyperparameters._Search([gp], rows, torch.arange(60), Budget(rows.X.device), LOG)
+    starts = [scaled(gp, lengthscale=factor) for factor in (0.9, 1.0, 1.1, 1.2)]
+    optima = search.optimise([hyperparameters.Start(each, 0) for each in starts], 60)
+    assert len(optima) == 1
+    assert optima[0].converged
+
+
 def test_evidence_fewer_rows_than_there_are_is_not_complete() -> None:
     found = compared(drawn(60, 1.0, 0.1), ScaleKernel(RBFKernel()), rows=40)
     assert not found.complete

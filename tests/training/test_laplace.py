@@ -17,7 +17,7 @@ from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import hyperparameter_mixture, laplace
-from winnowgp.training.laplace import LaplaceApproximation, LogDensity
+from winnowgp.training.laplace import LaplaceApproximation, LogDensity, constant_posterior
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 G = torch.Generator().manual_seed(0)
@@ -235,3 +235,31 @@ def test_priors_are_part_of_the_density() -> None:
     )
     tied = LogDensity(bound, DATA)
     assert tied(tied.fitted) < free(free.fitted) - 1000
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_constant_posterior_is_that_of_the_dense_constant_kernel(shared: bool) -> None:
+    targets = torch.cat([2 + Y, 3 * Y.square()], 1)
+    weights = torch.linspace(0.5, 2, len(X)).double()
+    data = Dataset.of(X, targets, weights=weights)
+    share = (weights / weights.sum())[:, None]
+    mean, second = (share * targets).sum(0), (share * targets.square()).sum(0)
+    noise = second - mean.square()
+    model = SparseGP(RBFKernel(), X[:2], noise=1.0 if shared else torch.ones(2).double())
+    noise = noise.mean().expand(2) if shared else noise
+    precision = weights.sum() / noise + 1 / second.mean()
+    expected = (weights[:, None] * targets).sum(0) / noise / precision
+    prediction = constant_posterior(model, data).predict(X[:3] + 1, observed=True)
+    torch.testing.assert_close(prediction.mean, expected.expand(3, 2))
+    torch.testing.assert_close(prediction.variance, (1 / precision + noise).expand(3, 2))
+
+
+def test_constant_is_a_member_of_its_weight() -> None:
+    model = optimum(gp(X[::3]))
+    plain = hyperparameter_mixture(model, DATA)
+    mixture = hyperparameter_mixture(model, DATA, constant_weight=0.2)
+    assert mixture.S == plain.S + 1
+    constant = constant_posterior(model, DATA).log_density(X, Y)
+    expected = (0.8 * plain.log_density(X, Y).exp() + 0.2 * constant.exp()).log()
+    torch.testing.assert_close(mixture.log_density(X, Y), expected)
+    assert hyperparameter_mixture(model.with_candidates(X[:0]), DATA, constant_weight=0.2).S <= 16

@@ -12,7 +12,7 @@ are summed over rows and outputs, and larger is better. The modules hold
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
 - `sites`: Gaussian sites for other likelihoods;
 - `streaming`: the bound of a stream, in which earlier rows are remembered at inducing points;
-- `psi` and `gplvm`: uncertain inputs.
+- `gplvm`: psi statistics of uncertain inputs, and the bound of the GP-LVM.
 """
 
 from winnowgp.bounds.collapsed import (

@@ -31,22 +31,34 @@ def marginals(
     paper.
     """
     mean = V.mT @ q_mean
-    # [*S P N]; outputs may share one covariance.
-    spread = (q_factor.mT @ V.unsqueeze(-3)).square().sum(-2)
+    # [*S P N]; outputs may share one covariance. One product of all outputs is the fastest.
+    P, M = q_factor.shape[-3:-1]
+    products = q_factor.mT.flatten(-3, -2) @ V
+    spread = products.unflatten(-2, (P, M)).square().sum(-2)
     unexplained = (kff - V.square().sum(-2)).unsqueeze(-2)
     variance = (unexplained + spread).clamp_min(0)
     return mean, variance.mT.expand(mean.shape)
 
 
 def whitened_kl(
-    q_mean: Float[Tensor, "*S M P"], q_factor: Float[Tensor, "*S #P M M"]
+    q_mean: Float[Tensor, "*S M P"],
+    q_factor: Float[Tensor, "*S #P M M"],
+    *,
+    triangular: bool = False,
 ) -> Float[Tensor, "*S"]:
     """Return Σ_p KL[N(m_p, F_p F_pᵀ) ‖ N(0, I)] in nats.
 
-    ½ Σ_p [‖F_p‖² + ‖m_p‖² − M − 2 log |det F_p|]
+        ½ Σ_p [‖F_p‖² + ‖m_p‖² − M − 2 log |det F_p|]
+
+    Args:
+        triangular: whether every F is, so that its determinant is that of its diagonal.
     """
     M, P = q_mean.shape[-2:]
-    covariance = q_factor.square().sum((-2, -1)) - 2 * torch.linalg.slogdet(q_factor).logabsdet - M
+    if triangular:
+        log_det = q_factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+    else:
+        log_det = torch.linalg.slogdet(q_factor).logabsdet
+    covariance = q_factor.square().sum((-2, -1)) - 2 * log_det - M
     shared = P // covariance.shape[-1]
     return 0.5 * (shared * covariance.sum(-1) + q_mean.square().sum((-2, -1)))
 

@@ -27,7 +27,7 @@ def demo(
     import torch
     from rich.console import Console
 
-    from winnowgp.cli.progress import PhaseBars
+    from winnowgp.cli.summary import PhaseBars
     from winnowgp.experiments.illustration import draw_panels, illustrate
     from winnowgp.plots.style import save_figure
 

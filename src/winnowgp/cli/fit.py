@@ -26,7 +26,7 @@ from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
-    from winnowgp.estimators import TabularModel
+    from winnowgp.estimators import MultiOutputTable, TabularModel
     from winnowgp.estimators.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
@@ -36,7 +36,14 @@ def fit(
         Path, typer.Argument(help="CSV, CSV.gz, Excel or Parquet.", show_default=False)
     ],
     target: Annotated[
-        str, typer.Option("--target", "-t", help="The column to predict.", show_default=False)
+        list[str],
+        typer.Option(
+            "--target",
+            "-t",
+            help="The column to predict. Several (-t a -t b) are predicted together, as mixed "
+            "processes.",
+            show_default=False,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to save the model.")] = Path(
         "model.winnow"
@@ -144,6 +151,13 @@ def fit(
             "'rbf + periodic', 'rbf[age] * linear'."
         ),
     ] = "auto",
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="1; or the number of layers of a deep GP, for functions that jump or whose "
+            "smoothness varies; auto compares one, two and three."
+        ),
+    ] = "1",
     priors: Annotated[
         str,
         typer.Option(
@@ -229,7 +243,7 @@ def fit(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Fit a model that predicts a column of a table, and save it.
+    """Fit a model that predicts a column of a table, or several, and save it.
 
     Numbers are used as they are, dates as days, strings as one indicator column per category.
 
@@ -241,7 +255,7 @@ def fit(
         checked_output(output)
     alpha_value = _alpha(alpha)
     dropped, categories = _names(drop), _names(categorical)
-    used = {"`--target`": (target,), "`--drop`": dropped, "`--categorical`": categories}
+    used = {"`--target`": tuple(target), "`--drop`": dropped, "`--categorical`": categories}
     named = {"`--id`": id_column, "`--split-by`": split_by, "`--noise-column`": noise_column}
     for option, name in named.items():
         if name is not None:
@@ -256,14 +270,45 @@ def fit(
         raise InputError("`--cv` does not work with `--checkpoint` or torchrun; leave one out.")
     from rich.console import Console
 
-    from winnowgp.cli.progress import PhaseBars
+    from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.estimators import cross_validate_table, fit_table
+    from winnowgp.estimators import cross_validate_table, fit_outputs_table, fit_table
 
     if not quiet and not json:
         # The summary that is printed has these notes.
         warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
+    if len(target) > 1:
+        single = {"--task": task == "auto", "--likelihood": likelihood in ("auto", "gaussian")}
+        single |= {"--log-target": not log_target, "--noise-column": noise_column is None}
+        single |= {"--split-by": split_by is None, "--test-file": test_file is None}
+        single |= {"--cv": cv is None, "--max-predict-us": max_predict_us is None}
+        single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
+        _refuse_for_several(single)
+        chosen: dict[str, Any] = {
+            "test_size": 0.2 if test_size is None else test_size,
+            "id_column": id_column,
+            "drop": dropped,
+            "categorical": categories,
+            "decimal": decimal,
+            "dates": dates,
+            "missing": missing,
+            "max_words": max_words,
+            "kernel": "rbf" if kernel == "auto" else kernel,
+            "priors": None if priors == "none" else priors,
+            "alpha": alpha_value,
+            "tolerance": tolerance,
+            "max_points": max_points,
+            "seed": seed,
+            "device": device,
+            "checkpoint": _checkpoint(checkpoint, checkpoint_every),
+            "settings": {"command": shlex.join(["winnow", *sys.argv[1:]]), "data": data.name},
+        }
+        with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
+            outputs = fit_outputs_table(table, target, callbacks=bars.update, **chosen)
+        outputs.save(output)
+        _print_outputs(outputs, output, quiet=quiet, json=json)
+        return
     test_table = None if test_file is None else read_table(test_file, encoding=encoding)
     options: dict[str, Any] = {
         "task": task,
@@ -279,6 +324,7 @@ def fit(
         "missing": missing,
         "max_words": max_words,
         "kernel": kernel,
+        "layers": _layers(layers),
         "priors": None if priors == "none" else priors,
         "hyper": hyper,
         "posterior": posterior,
@@ -303,12 +349,12 @@ def fit(
         options["callbacks"] = bars.update
         validation = None
         if cv is not None:
-            validation = cross_validate_table(table, target, folds=cv, **options)
+            validation = cross_validate_table(table, target[0], folds=cv, **options)
             model = validation.model
         else:
             model = fit_table(
                 table,
-                target,
+                target[0],
                 test_size=0.2 if test_size is None else test_size,
                 test_table=test_table,
                 checkpoint=_checkpoint(checkpoint, checkpoint_every),
@@ -338,6 +384,32 @@ def _check_held_out(
         )
 
 
+def _refuse_for_several(single: dict[str, bool]) -> None:
+    """Raise an error if an option of models of one target was given.
+
+    Args:
+        single: whether each option has its default.
+    """
+    for option, is_default in single.items():
+        if not is_default:
+            raise InputError(f"`{option}` is for models of one target; leave it out.")
+
+
+def _print_outputs(model: "MultiOutputTable", output: Path, *, quiet: bool, json: bool) -> None:
+    """Print the inducing points of the processes, and the quality of each target."""
+    counts = list(model.estimator.n_inducing_)
+    if json:
+        result = {"file": str(output), "targets": model.targets, "points": counts}
+        result |= {"elbo_gap": model.estimator.elbo_gap_, "quality": model.quality}
+        typer.echo(json_format.dumps(result, ensure_ascii=False))
+    elif not quiet:
+        typer.echo(f"{len(counts)} processes with {', '.join(map(str, counts))} inducing points")
+        for target, scores in model.quality.items():
+            values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            typer.echo(f"{target}: {values} (held-out rows)")
+        typer.echo(f"model: {output}")
+
+
 def _names(option: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in option.split(",") if name.strip())
 
@@ -349,6 +421,14 @@ def _alpha(alpha: str) -> str | float:
         return float(alpha)
     except ValueError:
         raise InputError(f"`--alpha` must be auto or a number; got {alpha!r}.") from None
+
+
+def _layers(layers: str) -> str | int:
+    if layers == "auto":
+        return layers
+    if not layers.isdecimal() or int(layers) < 1:
+        raise InputError(f"`--layers` must be a number of at least 1, or auto; got {layers!r}.")
+    return int(layers)
 
 
 def _checkpoint(folder: Path | None, every: float | None) -> "Checkpoint | None":

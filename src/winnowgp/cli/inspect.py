@@ -10,7 +10,7 @@ from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_outpu
 
 if TYPE_CHECKING:
     from winnowgp.estimators import TabularModel
-    from winnowgp.report.summary import Choice
+    from winnowgp.report.summary import AllocationSummary, Choice
 
 
 def info(model: ModelFile, json: Json = False) -> None:
@@ -36,7 +36,10 @@ def frontier(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Show the best ELBO known for each number of inducing points, and of the full GP."""
+    """Show the best ELBO known for each number of inducing points, and of the full GP.
+
+    For a deep model: the allocations of inducing points to layers that the fit has trained.
+    """
     if output is not None:
         checked_output(output, PICTURES)
     from winnowgp.cli.options import load_summary
@@ -52,13 +55,29 @@ def frontier(
 
         typer.echo(to_json.dumps(_frontier_json(choice)))
     elif not quiet:
-        _print_frontier(choice)
+        if "allocations" in choice:
+            _print_allocations(choice, choice["allocations"])
+        else:
+            _print_frontier(choice)
         if output is not None:
             typer.echo(f"plot: {output}")
 
 
 def _frontier_json(choice: "Choice") -> dict[str, Any]:
     """Return the frontier; sizes without a known model are left out."""
+    if "allocations" in choice:
+        selected = {"selected": choice.get("layers"), "available": choice["sizes"]}
+        rows = [
+            {
+                "inducing_points": each["points"],
+                "predict_us": each["predict_us"],
+                "elbo_nats": each["bound"],
+                "elbo_gap_nats_per_observation": each["given_up"],
+                "held_out_nats_per_observation": each["log_density"],
+            }
+            for each in choice["allocations"]
+        ]
+        return {**selected, "frontier": rows}
     densities = choice["log_densities"]
     rows = [
         {
@@ -124,6 +143,32 @@ def _print_frontier(choice: "Choice") -> None:
         )
 
 
+def _print_allocations(choice: "Choice", allocations: "list[AllocationSummary]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from winnowgp.report.sentences import listed
+
+    table = Table(title="Allocations of inducing points to layers", title_justify="left")
+    for name in ("layers", "in all", "µs per row", "ELBO (nats)", "gap", "held-out", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for each in allocations:
+        total, selected = sum(each["points"]), each["points"] == choice.get("layers")
+        table.add_row(
+            listed(each["points"]),
+            str(total),
+            f"{each['predict_us']:.1f}",
+            f"{each['bound']:.2f}",
+            f"{each['given_up']:.4f}",
+            _number(each["log_density"]),
+            "<- selected" if selected else "available" if total in choice["sizes"] else "",
+            style="bold" if selected else None,
+        )
+    console = Console()
+    console.print(table)
+    console.print("gap: nats per observation; held-out log density: in the units of the target")
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
@@ -179,14 +224,16 @@ def resize(
 
 def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
     """Print the sizes of the models in a file."""
+    from winnowgp.estimators.base import total_points
+
     estimator = model.estimator
-    models = [estimator.resized(M) for M in estimator.available_sizes_]
+    models = [estimator.resized(points) for points in model.summary["choice"]["sizes"]]
     if json:
         import json as to_json
 
         rows = [
             {
-                "inducing_points": each.n_inducing_,
+                "inducing_points": total_points(each),
                 "elbo_nats": each.elbo_,
                 "elbo_gap_nats_per_observation": each.elbo_gap_,
             }
@@ -201,5 +248,5 @@ def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
         for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)"):
             table.add_column(name, justify="right")
         for each in models:
-            table.add_row(str(each.n_inducing_), f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
+            table.add_row(str(total_points(each)), f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
         Console().print(table)

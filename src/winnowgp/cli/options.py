@@ -12,6 +12,7 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp import TabularModel
+    from winnowgp.estimators import MultiOutputTable
     from winnowgp.report import Summary
 
 Quiet: TypeAlias = Annotated[
@@ -104,6 +105,17 @@ def load_table_model(path: Path) -> "TabularModel":
     return model
 
 
+def load_predictor(path: Path) -> "TabularModel | MultiOutputTable":
+    """Load a model that `winnow fit` wrote, of one target or of several."""
+    from winnowgp import TabularModel, load
+    from winnowgp.estimators import MultiOutputTable
+
+    model = load(_checked_file(path))
+    if not isinstance(model, TabularModel | MultiOutputTable):
+        raise _other_model(path, type(model).__name__)
+    return model
+
+
 def load_summary(path: Path) -> "Summary":
     """Load the summary of a model that `winnow fit` wrote, without the model.
 
@@ -131,6 +143,11 @@ def _checked_file(path: Path) -> Path:
 
 
 def _other_model(path: Path, kind: str) -> InputError:
+    if kind == "MultiOutputTable":
+        return InputError(
+            f"{path} holds a model of several targets, which only `winnow predict` can use; fit "
+            "one target for this command, or use `winnowgp.load` in Python."
+        )
     return InputError(
         f"{path} holds a {kind}, saved from Python; the command line needs a file that "
         "`winnow fit` wrote. Use `winnowgp.load` in Python."

@@ -96,8 +96,8 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
         choice = summary["choice"]
         if not choice["inclusion"]:
             raise InputError(
-                "`--what inclusion` needs inclusion probabilities, which a resized model does not "
-                "have. Use the model that it was resized from."
+                "`--what inclusion` needs inclusion probabilities, which neither a resized nor a "
+                "deep model has. Use the model that it was resized from, or plot the frontier."
             )
         return _single_panel(
             lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax)
@@ -112,8 +112,13 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
 
 def frontier_plot(choice: "Choice") -> "Figure":
     """Return a figure of the frontier with the selected number of inducing points."""
-    from winnowgp.plots import draw_frontier
+    from winnowgp.plots import draw_allocations, draw_frontier
 
+    if "allocations" in choice:
+        allocations = choice["allocations"]
+        return _single_panel(
+            lambda ax: draw_allocations(allocations, choice.get("layers", []), ax=ax)
+        )
     return _single_panel(
         lambda ax: draw_frontier(
             choice["frontier"] or [],

@@ -18,7 +18,7 @@ from winnowgp.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
-    from winnowgp.estimators import TabularModel
+    from winnowgp.estimators import MultiOutputTable, TabularModel
 
 
 def predict(
@@ -51,16 +51,17 @@ def predict(
     """Predict the target for every row of a table.
 
     Regression gives mean, standard deviation, a prediction interval and the quantiles asked for;
-    classification gives the most probable class and the probability of each. The id column of the
-    fit is copied. The table may have any size: it is read, predicted and written in blocks of rows.
+    classification gives the most probable class and the probability of each. Columns of several
+    targets begin with the name of the target. The id column of the fit is copied. The table may
+    have any size: it is read, predicted and written in blocks of rows.
     """
     if output is not None:
         checked_output(output, FORMATS)
     wanted = _probabilities(quantiles)
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_predictor
     from winnowgp.data import read_blocks
 
-    fitted = load_table_model(model)
+    fitted = load_predictor(model)
     missing: set[str] = set()
     blocks, count = _noting_missing(read_blocks(data, encoding=encoding), fitted, missing), 0
     with ExitStack() as stack:
@@ -93,7 +94,7 @@ def predict(
 
 
 def _noting_missing(
-    blocks: "Iterable[DataTable]", model: "TabularModel", missing: set[str]
+    blocks: "Iterable[DataTable]", model: "TabularModel | MultiOutputTable", missing: set[str]
 ) -> "Iterator[DataTable]":
     """Yield the blocks, and add the names of an id or noise column that they lack to a set."""
     for block in blocks:

@@ -142,7 +142,7 @@ def _reproduced(
 ) -> "Reproduction":
     from rich.console import Console
 
-    from winnowgp.cli.progress import RunBar
+    from winnowgp.cli.summary import RunBar
     from winnowgp.experiments.runner import draw_experiment, run_experiment
 
     if only_draw:

@@ -255,6 +255,11 @@ class Dataset(Source):
         return self.N if self.weights is None else float(self.weights.sum())
 
     @property
+    def counts(self) -> Float[Tensor, " N"]:
+        """Number of observations that each row counts as: its weight, or one."""
+        return torch.ones_like(self.X[:, 0]) if self.weights is None else self.weights
+
+    @property
     def has_noise(self) -> bool:
         return self.noise is not None
 
@@ -325,10 +330,7 @@ class Dataset(Source):
         if self.weights is None and not _may_repeat(table):
             return self
         rows, inverse = torch.unique(table, dim=0, return_inverse=True)
-        ones = torch.ones_like(self.X[:, 0])
-        weights = ones.new_zeros(len(rows)).index_add_(
-            0, inverse, ones if self.weights is None else self.weights
-        )
+        weights = self.X.new_zeros(len(rows)).index_add_(0, inverse, self.counts)
         unweighted = bool((weights == 1).all())
         if unweighted and len(rows) == self.N:
             return replace(self, weights=None)

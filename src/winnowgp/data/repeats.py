@@ -43,7 +43,7 @@ def pooled(data: Dataset, *, known: float | None = None) -> Dataset:
     rest, rows = data.part((~large).nonzero()[:, 0]), data.part(large.nonzero()[:, 0])
     _, index = torch.unique(groups[large], return_inverse=True)
     first = _first(index)
-    w = torch.ones_like(rows.X[:, :1]) if rows.weights is None else rows.weights[:, None]
+    w = rows.counts[:, None]
     s = torch.ones_like(rows.Y)
     if known is not None:
         s = known + (torch.zeros_like(s) if rows.noise is None else rows.noise)
@@ -61,8 +61,7 @@ def pooled(data: Dataset, *, known: float | None = None) -> Dataset:
     pair = Dataset(rows.X[first], mean + offset, 0.5 * c[:, 0], noise)
     parts = [pair, replace(pair, Y=mean - offset)]
     if rest.N:
-        ones = torch.ones_like(rest.X[:, 0])
-        parts.append(replace(rest, weights=ones if rest.weights is None else rest.weights))
+        parts.append(replace(rest, weights=rest.counts))
     return Dataset.joined(parts)
 
 

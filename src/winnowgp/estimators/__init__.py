@@ -15,16 +15,26 @@ from winnowgp.estimators.evaluation import (
 from winnowgp.estimators.export import export_numpy, export_onnx
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.multi_output import (
+    AdditiveGPRegressor,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+)
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.table_outputs import MultiOutputTable, fit_outputs_table
 from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
 from winnowgp.estimators.tabular_model import TabularModel
 
 __all__ = [
     "GPLVM",
+    "AdditiveGPRegressor",
     "CrossValidation",
     "DeepGPClassifier",
     "DeepGPRegressor",
+    "MultiFidelityGPRegressor",
+    "MultiOutputGPRegressor",
+    "MultiOutputTable",
     "PairedDifference",
     "SparseGPClassifier",
     "SparseGPRegressor",
@@ -37,6 +47,7 @@ __all__ = [
     "evaluate_model",
     "export_numpy",
     "export_onnx",
+    "fit_outputs_table",
     "fit_table",
     "kernel_from",
     "permutation_importance",

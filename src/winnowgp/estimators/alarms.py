@@ -3,8 +3,8 @@
 They look at rows that were not used for training, so that a well-specified model sets each of them
 off in at most a few fits of a thousand: a p-value, corrected for the number of columns, must be
 below `SIGNIFICANT`, and the effect must be large enough to matter. `benchmarks/alarms.py` measures
-how often well-specified fits set one off. `residuals` tests residuals, `extrapolation` rows to
-predict.
+how often well-specified fits set one off. `residuals` tests residuals, and `tabular_model`
+rows to predict.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,7 @@ from winnowgp.errors import (
     NoInducingPointsWarning,
     WorseThanConstantWarning,
 )
-from winnowgp.estimators.periodogram import FEWEST
-from winnowgp.estimators.residuals import SIGNIFICANT, Column
+from winnowgp.estimators.residuals import FEWEST, SIGNIFICANT, Column
 
 Values = NDArray[np.float64]
 

@@ -1,22 +1,25 @@
-"""The base class of all estimators: parameters, training, prediction in chunks, saving."""
+"""The base class of all estimators: parameters, training, prediction in chunks, docstrings."""
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from winnowgp.data import MaskedMatrix, Source, Standardiser
+from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
@@ -25,8 +28,10 @@ from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
     Prediction,
 )
@@ -44,7 +49,14 @@ ROWS = 16_384
 NUMBERS = 2**24
 """Largest array while a deep GP predicts: rows × samples × outputs × inducing points of a layer."""
 
-AnyPosterior: TypeAlias = Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+AnyPosterior: TypeAlias = (
+    Posterior
+    | HeteroscedasticPosterior
+    | MixturePosterior
+    | MultiOutputPosterior
+    | FidelityPosterior
+    | DeepPosterior
+)
 """A posterior of observed inputs."""
 
 
@@ -81,7 +93,7 @@ class BaseGP(BaseEstimator, ABC):
     tolerance: float | None = None
     n_candidates: int | None = None
     schedule: str = "fast"
-    batch_size: int | None = None
+    batch_size: int | str | None = None
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Callbacks = None
@@ -154,7 +166,7 @@ class BaseGP(BaseEstimator, ABC):
             x_scaler, data = rows.x_scaler.to(torch.device("cpu")), rows.materialised()
         else:
             dataset = rows.require_dataset("this fit")
-            x_scaler = Standardiser.of(dataset.X, weights=dataset.weights)
+            x_scaler = self._input_scaler(dataset, params)
             data = rows.with_rows(replace(dataset, X=x_scaler.forward(dataset.X)))
         params.x_scaler = x_scaler
         identity = {}
@@ -170,6 +182,10 @@ class BaseGP(BaseEstimator, ABC):
         result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
         self._x_scaler = cpu_scaler(x_scaler)
         self._set_fitted(result, data.observations)
+
+    def _input_scaler(self, rows: Dataset, params: validation.Parameters) -> Standardiser:
+        """Return the scaler of the inputs."""
+        return Standardiser.of(rows.X, weights=rows.weights)
 
     def _train(
         self,
@@ -288,6 +304,18 @@ def predicting_on(device: str, estimator: Estimator) -> Estimator:
     return moved
 
 
+def total_points(estimator: Any) -> int:
+    """Return the number of inducing points, of all layers together for a deep estimator."""
+    points = estimator.n_inducing_
+    return sum(points) if isinstance(points, tuple) else points
+
+
+def first_points(estimator: Any) -> NDArray[np.float64]:
+    """Return the locations of the inducing points among the inputs; those of the first layer."""
+    points = estimator.inducing_points_
+    return points[0] if isinstance(points, tuple) else points
+
+
 def rows_at_once(posterior: AnyPosterior) -> int:
     """Return the number of rows that are predicted at once, as memory allows."""
     if not isinstance(posterior, DeepPosterior):
@@ -338,3 +366,65 @@ def _moved(data: Any, device: torch.device) -> Any:
     if isinstance(data, MaskedMatrix):
         return MaskedMatrix(data.Y.to(device), data.observed.to(device))
     return data.to(device)
+
+
+Class = TypeVar("Class", bound=type)
+
+_SECTION = re.compile(r"^(Args|Attributes):\n((?:    .*\n|\n(?=    ))+)\n*", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): (?:.*\n(?:     .*\n)*)", re.MULTILINE)
+_EXAMPLES = re.compile(r"^>>> ", re.MULTILINE)
+
+
+def documented(cls: Class) -> Class:
+    """Complete the docstring of an estimator with those of its base classes.
+
+    Each class documents the arguments and fitted attributes that it declares itself. Those of its
+    bases follow, unless the class describes them anew.
+
+    >>> class Base:
+    ...     '''A base.
+    ...
+    ...     Args:
+    ...         a: a number.
+    ...     '''
+    >>> @documented
+    ... class Derived(Base):
+    ...     '''A derived class.
+    ...
+    ...     Args:
+    ...         b: another number.
+    ...     '''
+    >>> print(Derived.__doc__)
+    A derived class.
+    <BLANKLINE>
+    Args:
+        b: another number.
+        a: a number.
+    """
+    description, examples = _SECTION.sub("", _own_docstring(cls)), ""
+    if begin := _EXAMPLES.search(description):
+        description, examples = description[: begin.start()], description[begin.start() :]
+    blocks = [description.strip()]
+    for title in ("Args", "Attributes"):
+        entries: dict[str, str] = {}
+        for base in cls.__mro__:
+            for name, text in _entries(base, title).items():
+                entries.setdefault(name, text)
+        if entries:
+            blocks.append(f"{title}:\n{''.join(entries.values())}".rstrip())
+    cls.__doc__ = "\n\n".join([*blocks, *([examples.strip()] if examples else [])])
+    return cls
+
+
+def _own_docstring(cls: type[Any]) -> str:
+    return cleandoc(vars(cls).get("__doc__") or "") + "\n"
+
+
+def _entries(cls: type[Any], title: str) -> dict[str, str]:
+    """Return the entries of a section in a class's own docstring, by name."""
+    return {
+        entry.group(1): entry.group()
+        for section in _SECTION.finditer(_own_docstring(cls))
+        if section.group(1) == title
+        for entry in _ENTRY.finditer(section.group(2))
+    }

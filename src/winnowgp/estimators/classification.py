@@ -20,8 +20,7 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import BaseGP, documented
 from winnowgp.estimators.rows import (
     check_source_columns,
     columns_kept_after_errors,
@@ -31,7 +30,7 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
-from winnowgp.estimators.subset_posterior import refuse_stream
+from winnowgp.estimators.uncertainty import refuse_stream
 from winnowgp.models import VariationalGP
 
 
@@ -220,7 +219,7 @@ def _class_weighted(
     if class_weight is None:
         return data
     numbers = data.Y[:, 0].long()
-    own = torch.ones(data.N, dtype=data.dtype) if data.weights is None else data.weights
+    own = data.counts
     if isinstance(class_weight, str):
         totals = torch.bincount(numbers, own, minlength=len(labels.classes))
         weights = own.sum() / (len(labels.classes) * totals)

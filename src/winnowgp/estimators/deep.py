@@ -4,28 +4,32 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxLikelihood
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, check_kernel_columns, cpu_frontier
+from winnowgp.estimators.allocations import AllocatedEstimator, layer_locations
+from winnowgp.estimators.base import (
+    check_kernel_columns,
+    cpu_frontier,
+    documented,
+    rows_at_once,
+)
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.deep_initialization import initial_deep_gp
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import DeepGP, Prediction, deep_layers
+from winnowgp.models import DeepGP, Prediction
 from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
-from winnowgp.models.likelihoods import observation_model
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -39,7 +43,7 @@ from winnowgp.training import (
 )
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.depth import select_depth
-from winnowgp.training.initialization import best_level, noise_of
+from winnowgp.training.initialization import noise_of
 from winnowgp.training.layer_training import select_start, start_from_shallow
 
 _PHASES = {
@@ -47,15 +51,15 @@ _PHASES = {
     "paper": ("each layer alone", "all candidates", "learning inclusion", "selected points"),
 }
 _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
-# Initial prior variance of what a hidden function adds to the identity.
-_HIDDEN_VARIANCE = 0.1
+# Rows of a minibatch by device.
+_BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
 # Numbers of layers that "auto" compares.
 _DEPTHS = (1, 2, 3)
-# Numbers of candidates of a layer that grow.
-_FIRST_CANDIDATES, _MOST_CANDIDATES = 64, 1024
+# Largest number of candidates of a layer that grow.
+_MOST_CANDIDATES = 1024
 _METHOD = validation.one_of("mixture", "matched")
 
 
@@ -75,8 +79,17 @@ def _layers(name: str, value: Any) -> int | None:
     return None
 
 
+def _batch_size(name: str, value: Any) -> int | str | None:
+    """Validate `batch_size`: a number, None for all rows, or "auto"."""
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, str):
+        raise InputError(f"`{name}` must be an integer, None or 'auto'; got {value!r}.")
+    return validation.integer(name, value)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
-class DeepEstimator(BaseGP, ABC):
+class DeepEstimator(AllocatedEstimator, ABC):
     """The base class of deep estimators, which select inducing points in each layer.
 
     Args:
@@ -109,9 +122,13 @@ class DeepEstimator(BaseGP, ABC):
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), and (200, 1000, 500,
             1500) for the paper's schedule.
-        batch_size: rows per step; all rows if None.
+        batch_size: rows per step; all rows if None. "auto" is 1,024 on a CPU and 8,192 on a GPU,
+            which takes about as long for them.
         samples: number of samples propagated per row in each step.
         predict_samples: number of samples propagated per row in predictions.
+        smaller_models: with a `tolerance` and the fast schedule, number of smaller models that are
+            trained after the selected one, each with four times the ELBO gap of the one before;
+            `resized` returns them.
 
     Attributes:
         n_inducing_: number of inducing points of each layer.
@@ -125,6 +142,10 @@ class DeepEstimator(BaseGP, ABC):
         alpha_: strength of the prior in each layer.
         frontiers_: best ELBO for each number of inducing points in each layer, the other layers
             unchanged; None with the paper's schedule.
+        allocations_: numbers of inducing points per layer, prediction time and ELBO of the trained
+            models that no quicker one has the ELBO of, quickest first
+            (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
+            `tolerance` and the fast schedule.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
         elbo_gap_: nats per observation by which the ELBO is below that of the best model seen; with
             `alpha` or a limit alone, what pruning cost before training continued.
@@ -140,13 +161,15 @@ class DeepEstimator(BaseGP, ABC):
     max_predict_us: float | None = None
     n_candidates: int | None = 100
     epochs: tuple[int, ...] | None = None
-    batch_size: int | None = 1024
+    batch_size: int | str | None = "auto"
     samples: int = 1
     predict_samples: int = 64
+    smaller_models: int = 2
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "alpha": _alphas,
+        "batch_size": _batch_size,
         "layers": _layers,
     }
 
@@ -187,6 +210,8 @@ class DeepEstimator(BaseGP, ABC):
                 "`n_candidates` may be None with a `tolerance`, which decides when more candidates "
                 "gain too little; give a number of candidates, or a tolerance."
             )
+        if params.batch_size == "auto":
+            params.batch_size = _BATCHES[params.device.type]
         if params.epochs is None:
             params.epochs = _STEPS[params.schedule]
         params.epochs = validation.step_counts(
@@ -221,7 +246,7 @@ class DeepEstimator(BaseGP, ABC):
         self._depths = ()
         if params.layers is None:
             starts = [
-                _initial_deep_gp(
+                initial_deep_gp(
                     rows, params, layers=L, hidden_mean=_hidden_means(params)[0], seed=seed
                 )
                 for L in _DEPTHS
@@ -234,7 +259,7 @@ class DeepEstimator(BaseGP, ABC):
             params.layers = _DEPTHS[best]
         means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
         models = [
-            _initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
+            initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
             for mean in means
         ]
         if _has_shallow_start(params, means):
@@ -271,19 +296,18 @@ class DeepEstimator(BaseGP, ABC):
             post=post,
             predict_samples=params.predict_samples,
             max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
+            smaller_models=params.smaller_models,
             **settings,
         )
         return FastSchedule(goal, deep=training)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
-        self.posterior_ = result.model.posterior(samples=int(self.predict_samples)).cpu()
+        self._set_posterior(result.model.posterior(samples=int(self.predict_samples)).cpu())
         self.elbo_ = result.elbo
         self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
-        self.n_inducing_ = self.posterior_.M
-        points = [layer.candidates.detach().clone() for layer in self.posterior_.layers]
-        self.inducing_points_ = layer_locations(points, self._x_scaler)
+        self._set_allocations(result, observations)
         self.candidates_ = layer_locations(result.candidates, self._x_scaler)
         self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
         self.alpha_ = tuple(selection.alpha for selection in selections)
@@ -313,14 +337,6 @@ def _limit(
     return MaxPredictTime(params.max_predict_us, predict_us)
 
 
-def layer_locations(
-    layers: Sequence[Tensor], x_scaler: Standardiser
-) -> tuple[NDArray[np.float64], ...]:
-    """Return the locations of each layer's points; only those of the first layer have units."""
-    first, *others = (points.cpu() for points in layers)
-    return (x_scaler.inverse(first).numpy(), *(points.numpy() for points in others))
-
-
 def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ...]:
     """Return a tuple of `count` values, of one value for all or a sequence of as many."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * count
@@ -344,68 +360,6 @@ def _has_shallow_start(params: validation.Parameters, means: Sequence[str]) -> b
         and noise_of(params.likelihood) is not None
         and not isinstance(params.kernel[params.layers - 1], Kernel)
     )
-
-
-def _initial_deep_gp(
-    data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
-) -> DeepGP:
-    """Return an untrained model whose candidates are random rows."""
-    # On the CPU, so that the same rows are drawn for every device.
-    X = data.X.cpu()
-    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
-    likelihood = params.likelihood
-
-    def kernel(number: int, inputs: int) -> Kernel:
-        hidden = number < layers - 1 and hidden_mean == "identity"
-        return _initial_kernel(params.kernel[number], inputs, hidden)
-
-    made = deep_layers(
-        X,
-        X[order[: params.n_candidates or _FIRST_CANDIDATES]],
-        kernel=kernel,
-        widths=(*params.width[: layers - 1], observation_model(likelihood).num_latents(data.P)),
-        skip_connections=params.skip_connections,
-        hidden_mean=hidden_mean,
-    )
-    model = DeepGP(
-        made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
-    )
-    model = model.to(params.device)
-    if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
-        _set_level(model, data)
-    return model
-
-
-def _initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
-    """Return the initial kernel of a layer.
-
-    The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
-    apart. Those of equal terms differ, as in `kernel_from`.
-    """
-    initial = kernel_from(kernel, inputs)
-    if isinstance(kernel, Kernel):
-        return initial
-    for component in initial.modules():
-        if isinstance(component, ScaleKernel):
-            if hidden:
-                component.outputscale = _HIDDEN_VARIANCE * component.outputscale.detach()
-        elif isinstance(component, Kernel) and component.has_lengthscale:
-            lengthscale = component.lengthscale.detach()
-            component.initialize(lengthscale=sqrt(lengthscale.shape[-1]) * lengthscale)
-    return initial
-
-
-@torch.no_grad()
-def _set_level(model: DeepGP, data: Dataset) -> None:
-    """Set mean and variance of the last layer to the level and spread of the targets.
-
-    Adam would need very many steps to reach large counts from zero.
-    """
-    last, likelihood = model.layers[-1], model.likelihood
-    last.level.fill_(best_level(likelihood, data))
-    if isinstance(last.kernel, ScaleKernel) and isinstance(likelihood, PoissonLikelihood):
-        # Beyond small counts the rate is the function itself.
-        last.kernel.outputscale = data.Y.var(correction=0).clamp_min(1.0)
 
 
 @final
@@ -441,6 +395,21 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
         if not return_std:
             return mean
         return mean, self._y_scaler.deviations(prediction.variance.sqrt())
+
+    def _set_sized(self, number: int) -> None:
+        super()._set_sized(number)
+        self.likelihood_ = self.posterior_.likelihood
+        self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+    @torch.no_grad()
+    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood, float]]:
+        """Return mean and variance of latent functions, likelihood and weight of each sample."""
+        chunks = inputs.split(rows_at_once(self.posterior_))
+        each = [self.posterior_.components(chunk) for chunk in chunks]
+        mean = torch.cat([components.mean for components in each], 1).cpu()
+        variance = torch.cat([components.variance for components in each], 1).cpu()
+        samples = list(zip(mean, variance, strict=True))
+        return [(Prediction(*pair), self.likelihood_, 1.0 / len(samples)) for pair in samples]
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)

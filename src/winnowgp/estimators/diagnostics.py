@@ -24,15 +24,17 @@ from winnowgp.estimators.alarms import (
     leakage_alarm,
     selection_alarms,
 )
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.base import total_points
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.quality import (
+    TableEstimator,
     class_densities,
     constant_class_densities,
     constant_densities,
     predictive,
     r_squared,
 )
-from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
 
 Values = NDArray[np.float64]
@@ -42,7 +44,7 @@ _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResiduals
 
 
 def diagnose(
-    model: SparseGPRegressor | SparseGPClassifier,
+    model: TableEstimator,
     X: Values,
     y: NDArray[Any],
     *,
@@ -82,11 +84,12 @@ def diagnose(
     tested = [replace(column, values=column.values[held_out]) for column in columns]
     if ordered:
         tested.append(Column("", "order", held_out.astype(np.float64)))
-    classes = isinstance(model, SparseGPClassifier)
+    classes = isinstance(model, ClassTargets)
     alarms_of = _class_alarms if classes else _regression_alarms
     known = None if noise_variance is None else noise_variance[held_out]
     score, more = alarms_of(model, X[held_out], y[held_out], y[used], tested, known)
-    found = [*selection_alarms(model), *more]
+    deep = isinstance(model, DeepEstimator)
+    found = more if deep else [*selection_alarms(model), *more]
     leak = leakage_alarm(columns, y.astype(str if classes else np.float64), score)
     if leak is not None:
         # What residuals of nearly perfect predictions look like is of no interest.
@@ -138,7 +141,7 @@ def _regression_alarms(
     lower, upper = observation.interval(0.95)
     coverage = coverage_alarm((y >= lower) & (y <= upper), likelihood=likelihood)
     found = [] if coverage is None else [coverage]
-    if model.n_inducing_ > 0:
+    if total_points(model) > 0:
         constant = constant_densities(model, y, y_train)
         densities = model.log_density(X, y, noise_variance=noise_variance)
         worse = constant_alarm(densities, constant)
@@ -164,7 +167,7 @@ def _class_alarms(
     del noise_variance  # classes have none
     classes, probability = model.classes_, model.predict_proba(X)
     accuracy = float((classes[probability.argmax(1)] == labels).mean())
-    if model.n_inducing_ == 0:
+    if total_points(model) == 0:
         return accuracy, []
     constant = constant_class_densities(classes, labels, train_labels)
     truth, names = labels[:, None] == classes, [str(c) for c in classes]

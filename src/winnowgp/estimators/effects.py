@@ -16,11 +16,12 @@ from torch import Tensor
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.quality import class_densities
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.deep import DeepEstimator
+from winnowgp.estimators.quality import Regressor, TableEstimator, class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.validation import has_noise
-from winnowgp.models import HeteroscedasticPosterior, MixturePosterior
+from winnowgp.models import DeepPosterior, HeteroscedasticPosterior, MixturePosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 
@@ -73,7 +74,7 @@ def permutation_importance(
     """
     target = model.target
     table.require_columns([target], argument="`table`")
-    if isinstance(model.estimator, SparseGPClassifier):
+    if isinstance(model.estimator, ClassTargets):
         y: NDArray[Any] = table.strings(target).astype(str)
     else:
         numbers = table.numbers(target)
@@ -85,7 +86,7 @@ def permutation_importance(
 
 
 def importance(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     X: Values,
     y: NDArray[Any],
@@ -116,17 +117,15 @@ def importance(
                 "standard_error": float(loss.std(ddof=1) / sqrt(len(y))),
             }
         )
-    classes = isinstance(estimator, SparseGPClassifier)
+    classes = isinstance(estimator, ClassTargets)
     measure = "log probability, nats per observation" if classes else "R²"
     columns.sort(key=lambda each: -each["loss"])
     return {"measure": measure, "rows": len(y), "columns": columns}
 
 
-def _losses(
-    estimator: SparseGPRegressor | SparseGPClassifier, X: Values, y: NDArray[Any]
-) -> Values:
+def _losses(estimator: TableEstimator, X: Values, y: NDArray[Any]) -> Values:
     """Return the loss of each row: negative log probability, or squared error over variance."""
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         return -class_densities(estimator, X, y)
     return (estimator.predict(X) - y) ** 2 / max(float(np.var(y)), 1e-300)
 
@@ -137,11 +136,15 @@ def column_features(encoder: TableEncoder) -> list[list[int]]:
     return [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def relevances(kernel: Kernel, encoder: TableEncoder) -> dict[str, float] | None:
+def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None:
     """Return 1 / lengthscale of each standardised column, the largest of its features.
 
-    The result is None unless the kernel has one lengthscale per feature.
+    The result is None unless the kernel has one lengthscale per feature, and for deep models: what
+    a column matters to their predictions depends on all layers.
     """
+    if isinstance(estimator, DeepEstimator):
+        return None
+    kernel = estimator.kernel_
     scales = [
         1 / component.lengthscale.detach().reshape(-1).numpy()
         for component in kernel.modules()
@@ -183,7 +186,7 @@ def column_effect(
 
 
 def effect_curves(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     column: ColumnEncoding,
     *,
@@ -207,7 +210,7 @@ def effect_curves(
     )
     if term is not None:
         curves = [_term_curve(estimator, term[1], X)]
-    elif isinstance(estimator, SparseGPClassifier):
+    elif isinstance(estimator, ClassTargets):
         curves = _class_curves(estimator, X)
     else:
         curves = [_curve(estimator, X)]
@@ -223,7 +226,7 @@ def effect_curves(
 
 
 def term_effects(
-    estimator: SparseGPRegressor | SparseGPClassifier,
+    estimator: TableEstimator,
     encoder: TableEncoder,
     name: str,
     *,
@@ -243,7 +246,7 @@ def term_effects(
         name: the kernel as an expression, whose terms give the names.
         ranked: the columns, the most important first.
     """
-    kernel = estimator.kernel_
+    kernel = None if isinstance(estimator, DeepEstimator) else estimator.kernel_
     if not isinstance(kernel, AdditiveKernel):
         return []
     terms = [term for term in kernel.kernels if isinstance(term, Kernel)]
@@ -353,7 +356,8 @@ def _grid(
     low, high = between
     number = [c.name for c in encoder.columns].index(column.name)
     feature = column_features(encoder)[number][0]
-    kernel = estimator.kernel_ if term is None else term
+    deep = isinstance(estimator, DeepEstimator)
+    kernel = estimator.posterior_.layers[0].kernel if deep else term or estimator.kernel_
     scale = float(estimator._x_scaler.scale[feature])
     spacing, period = resolution(kernel, feature, len(encoder.features), scale)
     needed = (high - low) / spacing if spacing > 0 else np.inf
@@ -410,7 +414,7 @@ def _as_curve(label: str, mean: Values, lower: Values, upper: Values) -> Curve:
     }
 
 
-def _curve(model: SparseGPRegressor, X: Values) -> Curve:
+def _curve(model: Regressor, X: Values) -> Curve:
     """Return the mean of an observation, and ± 2 sd of the function without noise.
 
     If noise depends on the inputs, intervals of an observation are added.
@@ -420,7 +424,7 @@ def _curve(model: SparseGPRegressor, X: Values) -> Curve:
     latent = model._predict_latent(model._inputs(X), model.posterior_.predict, observed=False)
     sd = latent.variance.sqrt()
     lower, upper = (_in_units(model, latent.mean + 2 * side * sd) for side in (-1, 1))
-    mean = _in_units(model, latent.mean) if model.log_target else model.predict(X)
+    mean = _in_units(model, latent.mean) if model._takes_logarithm() else model.predict(X)
     curve = _as_curve("", mean, lower, upper)
     if isinstance(model.posterior_, HeteroscedasticPosterior):
         below, above = (_shortened(end) for end in model.predict_interval(X))
@@ -428,14 +432,14 @@ def _curve(model: SparseGPRegressor, X: Values) -> Curve:
     return curve
 
 
-def _in_units(model: SparseGPRegressor, f: Tensor) -> Values:
+def _in_units(model: Regressor, f: Tensor) -> Values:
     """Return the target that belongs to a latent value: itself, eᶠ, or the mean of counts."""
     if has_noise(model.likelihood_):
         return model._y_scaler.values(f)
     return model.likelihood_.forward(f[:, 0]).mean.numpy()
 
 
-def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
+def _class_curves(model: ClassTargets, X: Values) -> list[Curve]:
     """Return the probability of the second of two classes with ± 2 sd, or of several without."""
     probability = model.predict_proba(X)
     if len(model.classes_) == 2:
@@ -451,7 +455,7 @@ def _class_curves(model: SparseGPClassifier, X: Values) -> list[Curve]:
 
 
 @torch.no_grad()
-def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: Values) -> Curve:
+def _term_curve(model: TableEstimator, term: Kernel, X: Values) -> Curve:
     """Return mean and ± 2 sd of a term of the latent function, minus its average over the rows.
 
     It is that of the first of several functions. In regression with noise it is in the units of the
@@ -463,6 +467,7 @@ def _term_curve(model: SparseGPRegressor | SparseGPClassifier, term: Kernel, X: 
     if isinstance(posterior, MixturePosterior):
         # The parts of the members do not add up to averages: those of the mode do.
         posterior = posterior.mode
+    assert not isinstance(posterior, DeepPosterior)
     k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
     mean = mean - mean.mean()

@@ -14,7 +14,7 @@ from winnowgp.data.columns import check_finite
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
 from winnowgp.estimators.alarms import coverage_alarm
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.quality import (
     BINS,
     MOST_RESIDUALS,
@@ -39,7 +39,7 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     """
     rows = labelled_rows(model, table)
     X, y = model.encoder.encode(rows), observed_targets(model, rows)
-    if isinstance(model.estimator, SparseGPClassifier):
+    if isinstance(model.estimator, ClassTargets):
         return classification_quality(model.estimator, X, y, train_labels=y)
     noise = model.noise_variance(rows)
     return regression_quality(model.estimator, X, y, y_train=y, noise_variance=noise)
@@ -290,7 +290,7 @@ def observed_targets(model: TabularModel, rows: DataTable) -> NDArray[Any]:
     Raises:
         InputError: the model does not know a class, or the target is not numeric.
     """
-    if isinstance(model.estimator, SparseGPClassifier):
+    if isinstance(model.estimator, ClassTargets):
         labels = rows.strings(model.target).astype(str)
         classes = model.estimator.classes_.tolist()
         unknown = sorted(set(labels.tolist()) - set(classes))
@@ -313,7 +313,7 @@ def _check_comparable(first: TabularModel, second: TabularModel) -> None:
         raise InputError(
             f"the models must predict the same column; got {first.target!r} and {second.target!r}."
         )
-    tasks = {isinstance(model.estimator, SparseGPClassifier) for model in (first, second)}
+    tasks = {isinstance(model.estimator, ClassTargets) for model in (first, second)}
     if len(tasks) > 1:
         raise InputError(
             "the models must both be classifiers, or neither of them: probabilities of classes do "
@@ -326,7 +326,7 @@ def _row_measures(
 ) -> dict[str, tuple[Values, str]]:
     """Return measures of each row, and whether they are better if higher or lower."""
     X, estimator = model.encoder.encode(rows), model.estimator
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         observed_targets(model, rows)
         nats = class_densities(estimator, X, y)
         hits = (estimator.predict(X) == y).astype(float)

@@ -3,12 +3,14 @@
 import json
 import os
 from collections.abc import Sequence
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
 
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
@@ -64,18 +66,25 @@ def predictor_program(model: Exportable) -> Program:
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
+    if isinstance(estimator, DeepEstimator):
+        raise NotSaveableError(
+            "a deep GP cannot be exported; save it with `save`, or export a model of one layer."
+        )
     posterior = estimator.posterior_
     if isinstance(estimator, SparseGPRegressor):
         posterior = estimator._constant_noise_posterior("exported predictions")
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
-    members = posterior.members if isinstance(posterior, MixturePosterior) else [posterior]
+    if isinstance(posterior, MixturePosterior):
+        members, weights = posterior.members, posterior.member_weights.tolist()
+    else:
+        members, weights = [posterior], [1.0]
     each = [
         add_observation(program, member.likelihood, *add_latents(program, member, inputs))
         for member in members
     ]
-    mean, variance = each[0] if len(each) == 1 else _mixed(program, each)
+    mean, variance = each[0] if len(each) == 1 else _mixed(program, each, weights)
     if isinstance(estimator, SparseGPClassifier):
         program.metadata["classes"] = json.dumps(estimator.classes_.tolist())
         program.add_output("probabilities", mean, width=len(estimator.classes_))
@@ -100,23 +109,26 @@ def predictor_program(model: Exportable) -> Program:
     return program
 
 
-def _mixed(program: Program, each: Sequence[tuple[str, str | None]]) -> tuple[str, str]:
-    """Add m = (1/S) Σ m_s and (1/S) Σ (v_s + (m_s − m)²), as `mixture_moments`."""
-    share = program.constant(1 / len(each))
-    mean = program.apply("Mul", _sum(program, [one for one, _ in each]), share)
+def _mixed(
+    program: Program, each: Sequence[tuple[str, str | None]], weights: Sequence[float]
+) -> tuple[str, str]:
+    """Add m = Σ w_s m_s and Σ w_s (v_s + (m_s − m)²), as `mixture_moments`."""
+    mean = _sum(program, [one for one, _ in each], weights)
     spreads = []
     for one, variance in each:
         assert variance is not None
         offset = program.apply("Sub", one, mean)
-        spreads += [variance, program.apply("Mul", offset, offset)]
-    return mean, program.apply("Mul", _sum(program, spreads), share)
+        spreads.append(program.apply("Add", variance, program.apply("Mul", offset, offset)))
+    return mean, _sum(program, spreads, weights)
 
 
-def _sum(program: Program, terms: Sequence[str]) -> str:
-    total = terms[0]
-    for term in terms[1:]:
-        total = program.apply("Add", total, term)
-    return total
+def _sum(program: Program, terms: Sequence[str], weights: Sequence[float]) -> str:
+    """Add Σ w_s t_s."""
+    weighted = [
+        program.apply("Mul", term, program.constant(weight))
+        for term, weight in zip(terms, weights, strict=True)
+    ]
+    return reduce(partial(program.apply, "Add"), weighted)
 
 
 def _log_normal(program: Program, mean: str, variance: str) -> tuple[str, str]:

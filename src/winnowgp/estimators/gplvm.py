@@ -24,8 +24,7 @@ from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, cpu_frontier
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import BaseGP, cpu_frontier, documented
 from winnowgp.estimators.gplvm_initialization import (
     initial_gplvm,
     is_closed_form,

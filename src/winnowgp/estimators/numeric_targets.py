@@ -34,7 +34,12 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.estimators.target_scaler import TargetScaler, logarithm
-from winnowgp.models import MixturePosterior, Posterior
+from winnowgp.models import (
+    FidelityPosterior,
+    MixturePosterior,
+    MultiOutputPosterior,
+    Posterior,
+)
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.observations import gaussian_noise
 
@@ -215,7 +220,9 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 "Leave one of them out."
             )
         gaussian = is_plain(self.likelihood_, GaussianLikelihood)
-        plain = gaussian and isinstance(self.posterior_, Posterior | MixturePosterior)
+        plain = gaussian and isinstance(
+            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityPosterior
+        )
         if self._takes_logarithm() or not plain:
             raise InputError(
                 "`noise_variance` needs a `SparseGPRegressor` with Gaussian noise, and without "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from scipy.stats import nbinom, norm, poisson
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.target_scaler import TargetScaler
-from winnowgp.models.likelihoods import is_plain, observation_model
-from winnowgp.models.mixture import mixture_moments
+from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
+from winnowgp.models.mixture import mixed, mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.quantiles import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
@@ -27,6 +28,10 @@ Values = NDArray[np.float64]
 
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BINS = 10
+Regressor: TypeAlias = SparseGPRegressor | DeepGPRegressor
+TableEstimator: TypeAlias = Regressor | SparseGPClassifier | DeepGPClassifier
+"""An estimator of a model of a table."""
+
 MOST_RESIDUALS = 400
 """Held-out rows that are stored for plots, so that a file does not grow with the data."""
 
@@ -43,7 +48,9 @@ class Predictive:
     mean: Values
     sd: Values
     _parts: tuple[tuple[Prediction, Likelihood], ...]
-    """Latent functions and their likelihood; several are a mixture with equal weights."""
+    """Latent functions and their likelihood; several are a mixture."""
+    _weights: Tensor
+    """The weights of the mixture."""
     _scaler: TargetScaler
 
     def cdf(self, y: Values) -> Values:
@@ -56,7 +63,19 @@ class Predictive:
         wanted = torch.tensor(probabilities, dtype=torch.float64)
         (latent, likelihood), *others = self._parts
         if others:
-            return self._scaler.values(gaussian_quantiles(*_observed(self._parts), wanted))
+            if any(other is not likelihood for _, other in others):
+                observed = _observed(self._parts)
+                return self._scaler.values(
+                    gaussian_quantiles(*observed, wanted, weights=self._weights)
+                )
+            # Samples of a deep GP: one likelihood of a mixture of latent functions.
+            latent = Prediction(
+                torch.stack([f.mean for f, _ in self._parts]),
+                torch.stack([f.variance for f, _ in self._parts]),
+            )
+            return self._scaler.values(
+                predicted_quantiles(likelihood, latent, wanted, observed=True)
+            )
         model = observation_model(likelihood)
         return self._scaler.values(model.quantiles(latent.mean, latent.variance, wanted))
 
@@ -92,7 +111,7 @@ class Predictive:
         return below[:, 0].numpy(), up_to[:, 0].numpy()
 
     def _cdf(self, Y: Tensor) -> Tensor:
-        return torch.stack([_cdf(Y, *part) for part in self._parts]).mean(0)
+        return mixed(torch.stack([_cdf(Y, *part) for part in self._parts]), self._weights)
 
 
 def _cdf(Y: Tensor, latent: Prediction, likelihood: Likelihood) -> Tensor:
@@ -107,7 +126,7 @@ def _observed(parts: Sequence[tuple[Prediction, Likelihood]]) -> tuple[Tensor, T
     return torch.stack([o.mean for o in each]), torch.stack([o.variance for o in each])
 
 
-def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) -> Predictive:
+def predictive(model: Regressor, X: Any, *, noise_variance: Any = None) -> Predictive:
     """Return the predictive distribution of a regressor of one target, in the target's units.
 
     Args:
@@ -119,17 +138,21 @@ def predictive(model: SparseGPRegressor, X: Any, *, noise_variance: Any = None) 
     known = model._known_noise(noise_variance, len(inputs))
     # The likelihood adds its own noise to the variance.
     extra = 0.0 if known is None else known.cpu()
+    latents = model._latents(inputs)
+    # Members of a mixture may share a likelihood.
+    copies = {id(likelihood): deepcopy(likelihood).cpu() for _, likelihood, _ in latents}
     parts = tuple(
-        (Prediction(latent.mean, latent.variance + extra), deepcopy(likelihood).cpu())
-        for latent, likelihood in model._latents(inputs)
+        (Prediction(latent.mean, latent.variance + extra), copies[id(likelihood)])
+        for latent, likelihood, _ in latents
     )
-    observed = mixture_moments(*_observed(parts))
+    weights = torch.tensor([weight for *_, weight in latents], dtype=torch.float64)
+    observed = mixture_moments(*_observed(parts), weights)
     mean, sd = model._y_scaler.moments(observed.mean, observed.variance)
-    return Predictive(mean, sd, parts, model._y_scaler)
+    return Predictive(mean, sd, parts, weights, model._y_scaler)
 
 
 def regression_quality(
-    model: SparseGPRegressor,
+    model: Regressor,
     X: Values,
     y: Values,
     *,
@@ -164,7 +187,7 @@ def regression_quality(
 
 
 def classification_quality(
-    model: SparseGPClassifier, X: Values, labels: NDArray[Any], *, train_labels: NDArray[Any]
+    model: ClassTargets, X: Values, labels: NDArray[Any], *, train_labels: NDArray[Any]
 ) -> Quality:
     """Return accuracy, log probability, reliability and the confusion matrix on held-out rows."""
     classes = model.classes_
@@ -217,7 +240,7 @@ def r_squared(y: Values, predicted: Any) -> float:
     return float(1 - np.mean((y - predicted) ** 2) / spread) if spread > 0 else 0.0
 
 
-def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> Values:
+def constant_densities(model: Regressor, y: Values, y_train: Values) -> Values:
     """Return the log density of each row under one distribution for all.
 
     It is Gaussian, or Poisson for counts. For a model with a negative binomial likelihood it is
@@ -234,11 +257,11 @@ def constant_densities(model: SparseGPRegressor, y: Values, y_train: Values) -> 
         return poisson.logpmf(y, mean)
     scale = model._y_scaler.columns.scale.item()
     # A deviation of log y is relative to the level of y.
-    least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model.log_target else 1.0)
+    least = sqrt(LEAST_NOISE) * scale * (abs(y_train.mean()) if model._takes_logarithm() else 1.0)
     return norm.logpdf(y, y_train.mean(), max(y_train.std(), least))
 
 
-def class_densities(model: SparseGPClassifier, X: Values, labels: NDArray[Any]) -> Values:
+def class_densities(model: ClassTargets, X: Values, labels: NDArray[Any]) -> Values:
     """Return the log probability of each label, at least log 1e-12."""
     return np.maximum(model.log_density(X, labels), np.log(_LEAST_PROBABILITY))
 

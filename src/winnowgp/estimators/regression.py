@@ -1,6 +1,7 @@
-"""Regression: the sparse GP regressor."""
+"""Regression: the sparse GP regressor, and functions drawn from its posterior."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -18,22 +19,20 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import rows_at_once
-from winnowgp.estimators.docstrings import documented
+from winnowgp.estimators.base import documented, rows_at_once
 from winnowgp.estimators.heteroscedastic import (
     VaryingNoise,
     check_noise_kernel,
     check_varying_noise,
     with_log_noise,
 )
-from winnowgp.estimators.hyperparameter_uncertainty import (
+from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
+from winnowgp.estimators.uncertainty import (
     HYPER,
     check_hyper,
     check_hyper_rows,
     gaussian_posterior,
 )
-from winnowgp.estimators.sampled_functions import SampledFunctions
-from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
@@ -46,6 +45,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import is_plain
+from winnowgp.models.mixture import MixturePaths
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
 from winnowgp.training.confirmation import FEW_ROWS
@@ -79,13 +79,16 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         hyper: "point" predicts with the most probable hyper-parameters. "laplace" averages over
             their uncertainty, for at most 2,000 rows and Gaussian noise: predictions, intervals and
             densities are those of a mixture of 16 posteriors (`winnowgp.models.MixturePosterior`)
-            at draws from a weighted Laplace approximation, with the same inducing points. Intervals
-            of few rows are then wider and cover better. The fit takes little longer; predictions
-            take 16 times as long, and files are as much larger. Attributes such as `kernel_`,
-            `noise_` and `elbo_` are those of the most probable hyper-parameters. "auto" averages
-            over them with up to 500 rows, where it is possible and `max_points` does not ask for
-            cheap predictions; what needs a Gaussian posterior (`partial_fit`, BoTorch, GPyTorch)
-            then goes on with that of the most probable hyper-parameters.
+            at draws from a weighted Laplace approximation, with the same inducing points. A
+            constant is a further member if rows could be held out: its weight is the share of
+            observations that it describes and the model does not, about 2/N if there are none
+            among these rows. Intervals of few rows are then wider and cover better, and outliers
+            cost less. The fit takes little longer; predictions take 16 times as long, and files
+            are as much larger. Attributes such as `kernel_`, `noise_` and `elbo_` are those of the
+            most probable hyper-parameters. "auto" averages over them with up to 500 rows, where it
+            is possible and `max_points` does not ask for cheap predictions; what needs a Gaussian
+            posterior (`partial_fit`, BoTorch, GPyTorch) then goes on with that of the most probable
+            hyper-parameters.
         log_target: whether the model is a Gaussian process of log y, for positive targets whose
             spread grows with their level. Predictions are exact log-normal distributions of y:
             means, deviations, quantiles, samples and densities are in the units of y, so that they
@@ -168,7 +171,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
 
     def sample_functions(
         self, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
-    ) -> SampledFunctions:
+    ) -> "SampledFunctions":
         """Return functions drawn from the posterior of the latent function.
 
         They can be evaluated at any rows, one call after another, at O(M) per row: an array of rows
@@ -195,23 +198,23 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     def _takes_logarithm(self) -> bool:
         return self.log_target
 
-    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood]]:
-        """Return mean and variance of the latent functions, and the likelihood that acts on them.
+    def _latents(self, inputs: Tensor) -> list[tuple[Prediction, Likelihood, float]]:
+        """Return mean and variance of the latent functions, their likelihood, and their weight.
 
-        There is one pair for each member of a mixture.
+        There is one such part for each member of a mixture.
         """
         posterior = self.posterior_
         if isinstance(posterior, HeteroscedasticPosterior):
             latent = self._predict_latent(
                 inputs, lambda rows, observed: posterior.latents(rows), observed=False
             )
-            return [(latent, self.likelihood_)]
+            return [(latent, self.likelihood_, 1.0)]
         if not isinstance(posterior, MixturePosterior):
             latent = self._predict_latent(inputs, posterior.predict, observed=False)
-            return [(latent, self.likelihood_)]
+            return [(latent, self.likelihood_, 1.0)]
         return [
-            (self._predict_latent(inputs, member.predict, observed=False), member.likelihood)
-            for member in posterior.members
+            (self._predict_latent(inputs, member.predict, observed=False), member.likelihood, w)
+            for member, w in zip(posterior.members, posterior.member_weights.tolist(), strict=True)
         ]
 
     def _gaussian_posterior(self, what: str) -> Posterior:
@@ -344,3 +347,26 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+@final
+class SampledFunctions:
+    """Functions drawn by `SparseGPRegressor.sample_functions`, in the units of the data."""
+
+    def __init__(self, regressor: Any, paths: PosteriorPaths | MixturePaths) -> None:
+        # Scalers and the columns of `X` are those of this fit, also after another one.
+        self._regressor, self._paths = copy(regressor), paths
+
+    def __call__(self, X: Any) -> Any:
+        """Return the values of the functions at rows `[N D]`, `[N n_samples]` or `[N P n_samples]`.
+
+        The result is a tensor, differentiable in the rows, if `X` is one.
+        """
+        fitted = self._regressor
+        if not isinstance(X, Tensor):
+            with torch.no_grad():
+                values = self._paths(fitted._inputs(X)).cpu()
+            return np.moveaxis(fitted._y_scaler.values(values), 0, -1)
+        values = self._paths(fitted._x_scaler.forward(X))
+        values = fitted._y_scaler.columns.inverse(values).movedim(0, -1)
+        return values[:, 0] if fitted._y_scaler.single else values

@@ -21,10 +21,15 @@ from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Standardiser
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
-from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor, layer_locations
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
+from winnowgp.estimators.multi_output import (
+    AdditiveGPRegressor,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+)
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.stream_records import StreamRecord
 from winnowgp.estimators.target_scaler import TargetScaler
@@ -32,15 +37,18 @@ from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import load, register
 from winnowgp.models import (
     DeepPosterior,
+    FidelityPosterior,
     HeteroscedasticPosterior,
     LatentPosterior,
     MixturePosterior,
+    MultiOutputPosterior,
     Posterior,
 )
+from winnowgp.models.deep_costs import Allocation
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
-from winnowgp.training.schedules import SizedModel
+from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
 __all__ = ["load"]
 
@@ -82,6 +90,17 @@ _DEEP: _Fields = _ANY | {
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
     "frontiers_": tuple[Frontier | None, ...],
+    "allocations_": tuple[Allocation, ...],
+    "_sized": tuple[SizedDeepModel, ...],
+}
+_PROCESSES: _Fields = _ANY | {
+    "_x_scaler": Standardiser,
+    "posterior_": MultiOutputPosterior | FidelityPosterior,
+    "alpha_": float | None,
+    "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
+    "inclusion_": tuple[Float[np.ndarray, " _"], ...],
+    "frontier_": SizeFrontier,
+    "evidence_": Evidence,
 }
 _GPLVM: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -189,9 +208,37 @@ def _restore_deep(model: Any) -> None:
         ),
         "does not have one set of candidates per layer",
     )
-    model.n_inducing_ = model.posterior_.M
-    points = [layer.candidates.detach().clone() for layer in layers]
-    model.inducing_points_ = layer_locations(points, model._x_scaler)
+    _require(
+        all(
+            [(layer.D, layer.P) for layer in sized.posterior.layers]
+            == [(layer.D, layer.P) for layer in layers]
+            and type(sized.posterior.likelihood) is type(model.posterior_.likelihood)
+            and sized.posterior.M in [each.sizes for each in model.allocations_]
+            for sized in model._sized
+        ),
+        "has smaller models with other layers or likelihoods, or that no allocation describes",
+    )
+    model._set_posterior(model.posterior_)
+
+
+def _restore_processes(model: Any) -> None:
+    D, posterior = model.n_features_in_, model._processes
+    several = isinstance(model, MultiFidelityGPRegressor)
+    _require(
+        isinstance(model.posterior_, FidelityPosterior) == several
+        and (not several or 0 <= model.posterior_.column < D),
+        "has a posterior of another kind",
+    )
+    # The column of fidelities is not an input of the processes.
+    widths = {posterior.Z.shape[1], len(model._x_scaler.shift) - several}
+    widths |= {points.shape[1] for points in model.candidates_}
+    _require(widths == {D - several}, f"has {D} inputs, but points or a scaler of another width")
+    counts = [len(points) for points in model.candidates_]
+    _require(
+        [len(inclusion) for inclusion in model.inclusion_] == counts and len(counts) == posterior.Q,
+        "does not have one set of candidates per process",
+    )
+    model._set_processes()
 
 
 def _restore_targets(model: Any) -> None:
@@ -256,4 +303,6 @@ _register_estimator(
 )
 _register_estimator(DeepGPRegressor, _DEEP | _REGRESSION, _restore_deep, _restore_targets)
 _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _restore_classes)
+for _cls in (MultiOutputGPRegressor, MultiFidelityGPRegressor, AdditiveGPRegressor):
+    _register_estimator(_cls, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets)
 _register_estimator(GPLVM, _GPLVM, _restore_latent)

@@ -34,15 +34,17 @@ from winnowgp.estimators.kernels import (
     kernel_name,
     parse_kernel,
 )
-from winnowgp.estimators.means import check_mean_columns, mean_from, mean_or_name
 from winnowgp.estimators.rows import tensor
-from winnowgp.estimators.subset_posterior import KINDS, check_subset_posterior
+from winnowgp.estimators.uncertainty import KINDS, check_subset_posterior
 from winnowgp.estimators.validation import (
     PARAMETERS,
     TOLERANCE,
     Constraint,
     Parameters,
+    check_mean_columns,
     locations,
+    mean_from,
+    mean_or_name,
     one_of,
     optional,
     refuse_count_of_given,
@@ -258,7 +260,6 @@ class SparseEstimator(BaseGP, ABC):
         if params.schedule == "paper":
             refuse_count_of_given(params)
             params.n_candidates = params.n_candidates or PAPER_CANDIDATES
-        params.other_kernels, params.weak_priors = (), False
         if isinstance(params.kernel, str) and params.kernel == AUTO:
             params.kernel = "rbf"
             if params.schedule == "fast":

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from winnowgp.data import DataTable
 from winnowgp.errors import InputError
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.base import first_points
+from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.plots.predictions import ClassMap, Surface
 
@@ -31,8 +32,8 @@ def surface(model: TabularModel, *, side: int = SIDE) -> Surface | ClassMap:
     X = np.zeros((x.size, len(model.encoder.features)))
     X[:, features] = np.stack([x.ravel(), y.ravel()], 1)
     grid = [torch.from_numpy(axis) for axis in axes]
-    points = torch.from_numpy(model.estimator.inducing_points_[:, features])
-    if isinstance(model.estimator, SparseGPClassifier):
+    points = torch.from_numpy(first_points(model.estimator)[:, features])
+    if isinstance(model.estimator, ClassTargets):
         probability = torch.from_numpy(model.estimator.predict_proba(X)[:, 1].reshape(x.shape))
         return ClassMap(grid[0], grid[1], probability, points[:0], points)
     mean = torch.from_numpy(model.estimator.predict(X).reshape(x.shape))
@@ -72,7 +73,7 @@ def numeric_inputs(model: TabularModel) -> tuple[str, str]:
             f"{' and more' if len(columns) > 6 else ''}. Plot effects instead."
         )
     estimator = model.estimator
-    if isinstance(estimator, SparseGPClassifier) and len(estimator.classes_) > 2:
+    if isinstance(estimator, ClassTargets) and len(estimator.classes_) > 2:
         raise InputError(
             f"a surface needs a numeric target or two classes; this model has "
             f"{len(estimator.classes_)}. Plot effects instead."
@@ -89,7 +90,7 @@ def _axis(model: TabularModel, name: str, side: int) -> NDArray[np.float64]:
 
 
 def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
-    if isinstance(model.estimator, SparseGPClassifier):
+    if isinstance(model.estimator, ClassTargets):
         number = {str(c): float(i) for i, c in enumerate(model.estimator.classes_)}
         return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
     values = table.numbers(model.target, model.encoder.target)

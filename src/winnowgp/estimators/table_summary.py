@@ -1,6 +1,6 @@
 """The summary of a fitted table model, for its file and its report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from time import perf_counter
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable, Standardiser, TableEncoder
 from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.errors import FitWarning
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.base import first_points, total_points
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.effects import (
     RankedColumn,
     column_features,
@@ -23,9 +25,11 @@ from winnowgp.estimators.effects import (
 )
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
+from winnowgp.models.deep_costs import Allocation
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
+    AllocationSummary,
     Choice,
     ColumnSummary,
     Effect,
@@ -138,12 +142,25 @@ def _short(
     return [float(f"{value:.7g}") for value in values]
 
 
-def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choice:
+def choice(
+    estimator: Any,
+    rows: int,
+    *,
+    asked: str,
+    kernel: str | None,
+    held_out: tuple[NDArray[np.float64], NDArray[Any]] | None = None,
+) -> Choice:
     """Return the number of inducing points, the ELBO, its gaps, the frontier and the kernel.
 
     Args:
         kernel: the kernel as an expression with the names of columns.
+        held_out: inputs and targets by which the allocations of a deep model are scored.
     """
+    if isinstance(estimator, DeepEstimator):
+        scored = estimator.allocations_
+        if held_out is not None:
+            scored = estimator.scored_allocations(*held_out)
+        return _deep_choice(estimator, rows, scored, asked=asked, kernel=kernel)
     frontier, evidence = estimator.frontier_, estimator.evidence_
     exact = frontier.exact_log_density
     result: Choice = {
@@ -173,9 +190,11 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
     }
     if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
         result["noise_points"] = estimator.n_noise_inducing_
-    subsets, mixture = estimator.subset_posterior_, None
-    if isinstance(estimator.posterior_, MixturePosterior):
-        mixture = estimator.posterior_.S
+    subsets, posterior, mixture = estimator.subset_posterior_, estimator.posterior_, None
+    if isinstance(posterior, MixturePosterior):
+        mixture = posterior.S
+        if posterior.constant_weight:
+            result["constant_weight"], mixture = posterior.constant_weight, mixture - 1
     if subsets.kind != "mean-field":
         result["subset_posterior"] = {
             "kind": subsets.kind,
@@ -187,6 +206,56 @@ def choice(estimator: Any, rows: int, *, asked: str, kernel: str | None) -> Choi
     if mixture is not None and subsets.kind != "gibbs":
         result["hyper_posteriors"] = mixture
     return result
+
+
+def _deep_choice(
+    estimator: DeepEstimator,
+    rows: int,
+    allocations: Sequence[Allocation],
+    *,
+    asked: str,
+    kernel: str | None,
+) -> Choice:
+    """Return the inducing points of all layers, and the allocations that were compared."""
+    return {
+        "points": total_points(estimator),
+        "candidates": sum(len(points) for points in estimator.candidates_),
+        "asked": asked,
+        "alpha": None,
+        "bound": float(estimator.elbo_),
+        "given_up": float(estimator.elbo_gap_),
+        "rows": rows,
+        "inclusion": [],
+        "frontier": None,
+        "log_densities": None,
+        "exact_evidence": None,
+        "exact_log_density": None,
+        "sizes": [sum(sizes) for sizes in estimator.available_sizes_],
+        "resized_from": None,
+        "kernel": kernel,
+        "kernel_evidence": {},
+        "evidence": None,
+        "evidence_method": None,
+        "kl": None,
+        "growth_limit": None,
+        "last_gain": None,
+        "predictive_gap": None,
+        "predictive_gap_se": None,
+        "layers": list(estimator.n_inducing_),
+        "allocations": [_allocation_summary(each) for each in allocations],
+    }
+
+
+def _allocation_summary(allocation: Allocation) -> AllocationSummary:
+    """Return numbers of inducing points, prediction time, ELBO and held-out density."""
+    density = allocation.log_density
+    return {
+        "points": list(allocation.sizes),
+        "predict_us": allocation.predict_us,
+        "bound": allocation.elbo,
+        "given_up": allocation.elbo_gap,
+        "log_density": None if density is None else _finite(density),
+    }
 
 
 def _finite(value: float) -> float | None:
@@ -202,14 +271,17 @@ def resized(
     What depends on the model is computed again, except for its quality and its history: they need
     rows, and steps that were not recorded.
     """
-    before, relevant = summary["choice"], relevances(estimator.kernel_, encoder)
+    before, relevant = summary["choice"], relevances(estimator, encoder)
     largest = before["points"] if before["resized_from"] is None else before["resized_from"]
     after = choice(
         estimator,
         before["rows"],
-        asked=counted(estimator.n_inducing_, "point"),
+        asked=counted(total_points(estimator), "point"),
         kernel=before["kernel"],
     )
+    if "allocations" in before:
+        # Their held-out densities are known.
+        after["allocations"] = before["allocations"]
     columns = {column.name: column for column in encoder.columns}
     return {
         **summary,
@@ -235,7 +307,7 @@ def resized(
         "training": {"inputs": summary["training"]["inputs"], "moments": []},
         "timings": {
             **summary["timings"],
-            "predict_us": predict_us(estimator, estimator.inducing_points_),
+            "predict_us": predict_us(estimator, first_points(estimator)),
         },
         "settings": {**summary["settings"], **settings},
     }
@@ -405,7 +477,7 @@ def noise_sd(estimator: Any) -> float | None:
     noise grows with the target.
     """
     noise = getattr(estimator, "noise_", None)
-    if noise is None or not np.isfinite(noise[0]) or estimator.log_target:
+    if noise is None or not np.isfinite(noise[0]) or estimator._takes_logarithm():
         return None
     if estimator.likelihood == HETEROSCEDASTIC and estimator.n_noise_inducing_:
         return None
@@ -415,7 +487,7 @@ def noise_sd(estimator: Any) -> float | None:
 def predict_us(estimator: Any, X: NDArray[np.float64]) -> float:
     """Return the microseconds per row that the prediction of 1,000 rows takes."""
     rows = X[np.arange(1000) % len(X)]
-    classes = isinstance(estimator, SparseGPClassifier)
+    classes = isinstance(estimator, ClassTargets)
     seconds = []
     for _ in range(3):
         start = perf_counter()

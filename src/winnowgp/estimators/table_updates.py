@@ -12,7 +12,8 @@ from winnowgp.data import DataTable
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.effects import column_features
 from winnowgp.estimators.evaluation import labelled_rows, observed_targets
 from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
@@ -84,6 +85,11 @@ def update_table(
         InputError: columns are missing or have unknown categories, inputs or the target have other
             units, or the model cannot be updated.
     """
+    if isinstance(model.estimator, DeepEstimator):
+        raise InputError(
+            "`model` must not be a deep GP, which cannot be updated; fit all rows together, or a "
+            "model of one layer."
+        )
     rows = labelled_rows(model, table)
     model.encoder.require_columns(rows)
     _check_categories(model, rows)
@@ -204,7 +210,7 @@ def _check_target_units(model: TabularModel, X: NDArray[np.float64], y: NDArray[
     proportions and classes have no units.
     """
     estimator = model.estimator
-    if isinstance(estimator, SparseGPClassifier) or not has_noise(estimator.likelihood_):
+    if isinstance(estimator, ClassTargets) or not has_noise(estimator.likelihood_):
         return
     scaler, centre = estimator._y_scaler, np.asarray(estimator.predict(X), dtype=np.float64)
     if scaler.log and (y <= 0).any():
@@ -266,7 +272,7 @@ def _widened(column: ColumnSummary, values: NDArray[Any] | None) -> ColumnSummar
 def _density(
     estimator: Any, X: NDArray[np.float64], y: NDArray[Any], known: dict[str, Any]
 ) -> float:
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         return float(class_densities(estimator, X, y).mean())
     return float(np.mean(estimator.log_density(X, y, **known)))
 
@@ -274,6 +280,6 @@ def _density(
 def _quality(
     estimator: Any, X: NDArray[Any], y: NDArray[Any], y_train: NDArray[Any], known: dict[str, Any]
 ) -> Any:
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         return classification_quality(estimator, X, y, train_labels=y_train)
     return regression_quality(estimator, X, y, y_train=y_train, **known)

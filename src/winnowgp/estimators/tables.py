@@ -19,7 +19,8 @@ from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.classification import SparseGPClassifier
+from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.diagnostics import diagnose, recorded_alarms, table_columns
 from winnowgp.estimators.effects import importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
@@ -46,11 +47,24 @@ from winnowgp.estimators.table_targets import (
     training_targets,
 )
 from winnowgp.estimators.tabular_model import TabularModel, prediction_names
-from winnowgp.estimators.validation import TOLERANCE, CheckpointLike
+from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
+
+# The values of options that deep models accept; other options are not restricted.
+_DEEP_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "mean": ("auto",),
+    "posterior": ("mean-field",),
+    "max_fit_seconds": (None,),
+    "max_points": (None,),
+    "criterion": ("elbo",),
+    "log_target": (False,),
+    "hyper": ("auto", "point"),
+    "precision": ("double",),
+    "noise_column": (None,),
+}
 
 
 def fit_table(
@@ -72,6 +86,7 @@ def fit_table(
     missing: str = "error",
     max_words: int = 30,
     kernel: str = AUTO,
+    layers: int | str = 1,
     priors: str | None = "weak",
     hyper: str = "auto",
     posterior: str = "mean-field",
@@ -124,6 +139,9 @@ def fit_table(
         max_words: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
             "rbf[size] + linear[colour]".
+        layers: 1, or the number of layers of a deep GP (`DeepGPRegressor`, `DeepGPClassifier`); or
+            "auto", which compares one, two and three. A deep GP has no options but `alpha`,
+            `tolerance`, `max_predict_us`, `likelihood`, and a kernel without names of columns.
         priors: "weak", or None to fit Gaussian noise without priors of hyper-parameters; see
             `SparseGPRegressor`. Classes and other likelihoods have none.
         hyper: "auto", "point", or "laplace" to average predictions over the hyper-parameters of
@@ -212,21 +230,25 @@ def fit_table(
         "criterion": criterion,
     }
     expression, numbers = kernel, _feature_numbers(encoder)
-    if kernel != AUTO:
-        expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
     noise = likelihood_for(task, likelihood)
     _check_noise_column(noise_column, task, noise, log_target=log_target)
     options = {"log_target": log_target, "priors": priors, "hyper": hyper}
-    estimator = _estimator(task, precision, likelihood=noise, **options)(
-        expression,
+    shallow = {"mean": mean, "posterior": posterior, "max_fit_seconds": max_fit_seconds}
+    if layers == 1:
+        if kernel != AUTO:
+            expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
+        made = _estimator(task, precision, likelihood=noise, **options)
+        made = partial(made, expression, **shallow, **points)
+    else:
+        expression = "rbf" if kernel == AUTO else kernel
+        refused = {**shallow, **points, **options, "precision": precision}
+        refused |= {"noise_column": noise_column}
+        made = _deep_estimator(task, layers, expression, likelihood=noise, options=refused)
+    estimator = made(
         random_state=seed,
         device=device,
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
-        mean=mean,
-        posterior=posterior,
-        max_fit_seconds=max_fit_seconds,
-        **points,
     )
     X = encoder.encode(inputs)
     if task == "regression":
@@ -235,7 +257,7 @@ def fit_table(
     with recorded_alarms() as alarms:
         if process_group is None:
             estimator.fit(X[train], y[train], **_known_part(known, train))
-        elif task == "regression" and noise == "gaussian" and not log_target:
+        elif task == "regression" and noise == "gaussian" and not log_target and layers == 1:
             part = None if known is None else tensor(known[train])
             data = Dataset.of(tensor(X[train]), tensor(y[train]), noise=part).merged()
             estimator.fit(ShardedSource(data, process_group))
@@ -262,14 +284,18 @@ def fit_table(
             warnings.warn(alarm, stacklevel=2)
     # The estimator sees features, which have numbers and no names.
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
-    relevant = relevances(estimator.kernel_, encoder)
+    relevant = relevances(estimator, encoder)
     summaries = [
         table_summary.column_summary(inputs, column, relevant, note=notes[column.name])
         for column in encoder.columns
     ]
     lost = importance(estimator, encoder, X[test], y[test]) if len(test) > 1 else None
     ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
-    name = estimator.kernel_name_ if isinstance(expression, str) else expression.text(numbers)
+    if isinstance(expression, str):
+        name = expression if layers != 1 else estimator.kernel_name_
+    else:
+        name = expression.text(numbers)
+    held_out = (X[test], y[test]) if len(test) else None
     curves, terms = table_summary.effects(estimator, encoder, ranked, name)
     summary: Summary = {
         "target": target,
@@ -286,7 +312,7 @@ def fit_table(
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(
-            estimator, len(train), asked=_described_goal(points), kernel=name
+            estimator, len(train), asked=_described_goal(points), kernel=name, held_out=held_out
         ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in alarms],
         "quality": _quality(estimator, X, y, train, test, known),
@@ -307,6 +333,7 @@ def fit_table(
             **({} if split_by is None else {"split_by": split_by}),
             **({} if noise_column is None else {"noise_column": noise_column}),
             **({} if mean == "auto" else {"mean": mean}),
+            **({} if layers == 1 else {"layers": str(layers)}),
             "missing": missing,
             **({} if priors is not None else {"priors": "none"}),
             **(settings or {}),
@@ -386,6 +413,28 @@ def _estimator(task: str, precision: str, *, likelihood: str, hyper: str, **opti
     return partial(SparseGPRegressor, likelihood=likelihood)
 
 
+def _deep_estimator(
+    task: str, layers: int | str, kernel: str, *, likelihood: str, options: dict[str, Any]
+) -> Any:
+    """Return a constructor of a deep estimator; `options` are those of sparse ones as well."""
+    for name, value in options.items():
+        if value not in _DEEP_OPTIONS.get(name, (value,)):
+            raise InputError(
+                f"`{name}` (`--{name.replace('_', '-')}`) is not for deep models; got {value!r} "
+                f"with `layers` {layers!r}. Leave one of them out. `tolerance`, `max_predict_us` "
+                "or `alpha` set the numbers of inducing points of a deep model."
+            )
+    goal = {name: options[name] for name in ("alpha", "tolerance", "max_predict_us")}
+    if task == "classification":
+        return partial(DeepGPClassifier, layers, kernel=kernel, **goal)
+    if likelihood == HETEROSCEDASTIC:
+        raise InputError(
+            "`likelihood` (`--likelihood`) 'heteroscedastic' is not for deep models; leave it or "
+            "`layers` out."
+        )
+    return partial(DeepGPRegressor, layers, kernel=kernel, likelihood=likelihood, **goal)
+
+
 def _quality(
     estimator: Any,
     X: NDArray[np.float64],
@@ -396,7 +445,7 @@ def _quality(
 ) -> Quality | None:
     if not len(test):
         return None
-    if isinstance(estimator, SparseGPClassifier):
+    if isinstance(estimator, ClassTargets):
         return classification_quality(estimator, X[test], y[test], train_labels=y[train])
     noise = _known_part(known, test)
     return regression_quality(estimator, X[test], y[test], y_train=y[train], **noise)

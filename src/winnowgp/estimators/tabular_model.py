@@ -1,8 +1,8 @@
-"""`TabularModel`: a fitted model of a whole table."""
+"""`TabularModel`: a fitted model of a table, and warnings about rows unlike its training rows."""
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import InputError
+from winnowgp.errors import ExtrapolationWarning, InputError
 from winnowgp.estimators import table_summary
-from winnowgp.estimators.base import predicting_on, rows_at_once
-from winnowgp.estimators.classification import SparseGPClassifier
-from winnowgp.estimators.extrapolation import Extrapolation
-from winnowgp.estimators.quality import predictive
-from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
+from winnowgp.estimators.classification import ClassTargets
+from winnowgp.estimators.effects import column_features
+from winnowgp.estimators.quality import TableEstimator, predictive
 from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
+from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Summary
+
+# Unseen categories that are remembered per column, however large the table is.
+_MOST_UNSEEN = 1000
 
 
 def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
@@ -47,7 +50,7 @@ class TabularModel:
     """
 
     encoder: TableEncoder
-    estimator: SparseGPRegressor | SparseGPClassifier
+    estimator: TableEstimator
     id_column: str | None
     summary: Summary
 
@@ -95,7 +98,7 @@ class TabularModel:
             warnings.warn(warning, stacklevel=2)
         return predictions
 
-    def _extrapolation(self) -> Extrapolation:
+    def _extrapolation(self) -> "Extrapolation":
         """Return a count of the rows to predict that are unlike the training rows."""
         columns = [column for column in self.summary["columns"] if column["spread"]]
         ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
@@ -106,14 +109,14 @@ class TabularModel:
         table: DataTable,
         level: float,
         quantiles: Sequence[float],
-        extrapolation: Extrapolation,
+        extrapolation: "Extrapolation",
     ) -> dict[str, np.ndarray[Any, Any]]:
         X = self.encoder.encode(table)
         extrapolation.add(table, X)
         columns: dict[str, np.ndarray[Any, Any]] = {}
         if self.id_column is not None and self.id_column in table.values:
             columns[self.id_column] = table.strings(self.id_column, literal=True)
-        if isinstance(self.estimator, SparseGPClassifier):
+        if isinstance(self.estimator, ClassTargets):
             if quantiles:
                 raise InputError("classes have no quantiles; leave `quantiles` out.")
             probability = self.estimator.predict_proba(X)
@@ -166,11 +169,12 @@ class TabularModel:
         held-out rows is not known, since the model does not keep them.
 
         Args:
-            points: number of inducing points, one of `estimator.available_sizes_`.
+            points: number of inducing points, one of `estimator.available_sizes_`; for a deep model
+                their sum over the layers.
             settings: settings to replace or add, such as the command that made it.
         """
         estimator = self.estimator.resized(points)
-        if points == self.estimator.n_inducing_:
+        if points == total_points(self.estimator):
             return self
         summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
         return replace(self, estimator=estimator, summary=summary)
@@ -181,3 +185,82 @@ class TabularModel:
         The file grows with the number of inducing points, not with the number of rows.
         """
         return save(self, path)
+
+
+@final
+class Extrapolation:
+    """Counts the rows to predict that are unlike the training rows, block by block.
+
+    A row is far outside if a number or a date is beyond the training rows by more than half of
+    their range. A category is unseen if no training row has it.
+
+    Args:
+        encoder: encoder of the training table.
+        ranges: least and largest entry of each column of numbers or dates in the training rows.
+    """
+
+    def __init__(self, encoder: TableEncoder, ranges: Mapping[str, tuple[float, float]]) -> None:
+        self._encoder, self._ranges = encoder, ranges
+        self._dates = {column.name for column in encoder.columns if column.kind == "date"}
+        self._rows = 0
+        self._far: dict[str, tuple[int, int, float]] = {}
+        self._unseen: dict[str, set[str]] = {}
+
+    def add(self, table: DataTable, X: NDArray[np.float64]) -> None:
+        """Look at the next rows.
+
+        Args:
+            X: the encoded rows.
+        """
+        for column, features in zip(
+            self._encoder.columns, column_features(self._encoder), strict=True
+        ):
+            if column.name in self._ranges:
+                self._add_numbers(column.name, X[:, features[0]])
+        for name, categories in self._encoder.unseen(table).items():
+            known = self._unseen.setdefault(name, set())
+            known.update(sorted(set(categories) - known)[: _MOST_UNSEEN - len(known)])
+        self._rows += table.N
+
+    def _add_numbers(self, name: str, values: NDArray[np.float64]) -> None:
+        low, high = self._ranges[name]
+        far = np.maximum(low - values, values - high) > 0.5 * (high - low)
+        if not far.any():
+            return
+        count, row, value = self._far.get(name, (0, -1, 0.0))
+        if row < 0:
+            row = int(far.argmax())
+            row, value = self._rows + row, float(values[row])
+        self._far[name] = (count + int(far.sum()), row, value)
+
+    def warnings(self) -> list[ExtrapolationWarning]:
+        """Return a warning of far rows, which names their column, and one per unseen column."""
+        far = [] if not self._far else [self._far_warning()]
+        return far + [self._unseen_warning(*item) for item in self._unseen.items()]
+
+    def _far_warning(self) -> ExtrapolationWarning:
+        name, (count, row, value) = max(self._far.items(), key=lambda item: item[1][0])
+        given, least, most = (self._text(name, each) for each in (value, *self._ranges[name]))
+        others = (
+            f" (and {counted(len(self._far) - 1, 'other column')})" if len(self._far) > 1 else ""
+        )
+        return ExtrapolationWarning(
+            f"{count} of {counted(self._rows, 'row')} lie far outside the training rows: column "
+            f"{name!r} is {given} in row {row + 1}, and was {least} to {most} in training{others}. "
+            "Predictions there rest on the kernel alone; fit again with such rows."
+        )
+
+    def _unseen_warning(self, name: str, categories: set[str]) -> ExtrapolationWarning:
+        examples = ", ".join(repr(category[:30]) for category in sorted(categories)[:5])
+        more = "or more " if len(categories) == _MOST_UNSEEN else ""
+        values, that = ("value", "was") if len(categories) == 1 else ("values", "were")
+        return ExtrapolationWarning(
+            f"column {name!r} has {len(categories)} {more}{values} that {that} not in the training "
+            f"rows ({examples}). Such rows are predicted as if the column were empty, and their "
+            "intervals may be too narrow; fit again with such rows."
+        )
+
+    def _text(self, name: str, value: float) -> str:
+        if name in self._dates:
+            return str(np.array(value).astype("datetime64[D]"))
+        return f"{value:.6g}"

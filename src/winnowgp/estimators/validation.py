@@ -9,6 +9,7 @@ reads a row.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from math import inf
 from numbers import Integral, Real
@@ -19,12 +20,15 @@ import numpy as np
 import torch
 from gpytorch import likelihoods
 from gpytorch.constraints import GreaterThan
+from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
+from winnowgp.models.kernels import prior_mean
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
@@ -47,6 +51,9 @@ LIKELIHOODS = {
 HETEROSCEDASTIC = "heteroscedastic"
 """Gaussian noise whose variance depends on the inputs, for `SparseGPRegressor`."""
 
+MEANS = ("auto", "zero", "constant", "linear")
+"""Names of prior means."""
+
 _WITH_NOISE = (
     likelihoods.GaussianLikelihood,
     likelihoods.StudentTLikelihood,
@@ -59,7 +66,24 @@ TOLERANCE = 0.01
 
 
 class Parameters(SimpleNamespace):
-    """The validated parameters of an estimator, by name, and values derived from them."""
+    """The validated parameters of an estimator, by name, and what a fit derives from them."""
+
+    x_scaler: Standardiser
+    """Scaler of the inputs."""
+    prior_mean: Mean | None
+    """The prior mean that `mean` names or is; None for the default of the model."""
+    other_kernels: Sequence[str] = ()
+    """Kernels that are compared with `kernel`."""
+    weak_priors: bool = False
+    """Whether hyper-parameters have priors that few rows need."""
+    earlier: Any = None
+    """Posterior of the fit that this one continues, if it does."""
+    earlier_points: Tensor | None = None
+    """Inducing points of that fit, in the units of the inputs."""
+    named_kernel: bool
+    """Whether `kernel` was given by name, of a latent-variable model."""
+    named_likelihood: bool
+    """Whether `likelihood` was given by name, of a latent-variable model."""
 
 
 def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
@@ -183,6 +207,13 @@ def one_of(*choices: str) -> Constraint:
         return value
 
     return check
+
+
+def natural_number(name: str, value: Any) -> int:
+    """Validate an integer of zero or more."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
+        raise InputError(f"`{name}` must be an integer of zero or more; got {value!r}.")
+    return int(value)
 
 
 def optional(constraint: Constraint) -> Constraint:
@@ -386,9 +417,51 @@ PARAMETERS: Mapping[str, Constraint] = {
     "samples": integer,
     "schedule": one_of("fast", "paper"),
     "skip_connections": flag,
+    "smaller_models": natural_number,
     "standardise": flag,
     "tolerance": optional(partial(positive_number, hint="It is in nats per observation.")),
     "warm_start": flag,
     "width": _unchanged,
 }
 """The constraints that all estimators share; an estimator adds those that are its own."""
+
+
+def mean_from(mean: str | Mean, D: int) -> Mean | None:
+    """Return a prior mean of D columns by name, or the one given; None for "auto"."""
+    if isinstance(mean, Mean):
+        return mean
+    if mean == "linear":
+        linear: Any = LinearMean(D)
+        # GPyTorch draws them at random.
+        return linear.initialize(weights=torch.zeros(D, 1), bias=torch.zeros(1))
+    return {"zero": ZeroMean(), "constant": ConstantMean()}.get(mean)
+
+
+def check_mean_columns(mean: str | Mean, D: int) -> None:
+    """Raise an error if a mean cannot be evaluated on D columns."""
+    if not isinstance(mean, Mean):
+        return
+    row = torch.zeros(1, D, dtype=torch.float64)
+    try:
+        shape = prior_mean(deepcopy(mean).to(row), row).shape
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"`mean` cannot be evaluated on {D} columns ({error}); make it one of as many."
+        ) from error
+    if shape != (1, 1):
+        raise InputError(
+            f"`mean` must give one number per row; {type(mean).__name__} gives "
+            f"{list(shape[1:])}. Remove its `batch_shape`."
+        )
+
+
+def mean_or_name(name: str, value: Any) -> str | Mean:
+    """Return a GPyTorch mean, or the name of one, if it is valid."""
+    if isinstance(value, Mean):
+        return value
+    if not isinstance(value, str) or value not in MEANS:
+        raise InputError(
+            f"`{name}` must be one of {', '.join(map(repr, MEANS))} or a GPyTorch mean; got "
+            f"{value!r}."
+        )
+    return value

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.registry import listed, register
+from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.heteroscedastic import LogVarianceLikelihood
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import LongLengthscalePrior
@@ -40,6 +41,7 @@ _KERNELS = {
     kernels.SpectralMixtureKernel: ("num_mixtures", *_DIMS),
     kernels.ConstantKernel: ("active_dims",),
     kernels.ScaleKernel: ("active_dims",),
+    BoxKernel: ("widths", "nodes"),
     kernels.AdditiveKernel: (),
     kernels.ProductKernel: (),
 }
@@ -138,6 +140,8 @@ def _kernel_config(kernel: Any) -> Config:
         config["base_kernel"] = _kernel_config(kernel.base_kernel)
         if kernel.base_kernel.active_dims is not None:
             del config["arguments"]["active_dims"]  # the constructor takes those of the base
+    if isinstance(kernel, BoxKernel):
+        config["base_kernel"] = _kernel_config(kernel.base_kernel)
     if isinstance(kernel, kernels.AdditiveKernel | kernels.ProductKernel):
         config["kernels"] = [_kernel_config(inner) for inner in kernel.kernels]
     return config
@@ -145,7 +149,7 @@ def _kernel_config(kernel: Any) -> Config:
 
 def _kernel(config: Config) -> Kernel:
     cls, arguments = _class(config, _KERNELS), _arguments(config)
-    if cls is kernels.ScaleKernel:
+    if cls in (kernels.ScaleKernel, BoxKernel):
         return cls(_kernel(config["base_kernel"]), **arguments)
     if "kernels" in config:
         return cls(*map(_kernel, config["kernels"]))

@@ -7,9 +7,9 @@ built, so that components that do not fit together are found when a file is load
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
 from gpytorch.means import Mean
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp import models
@@ -110,9 +110,92 @@ def _heteroscedastic_posterior(
 
 @register("MixturePosterior", models.MixturePosterior)
 def _mixture_posterior(
-    members: list[models.Posterior], mode: models.Posterior
+    members: list[models.Posterior],
+    mode: models.Posterior,
+    member_weights: Float[Tensor, " S"] | None,
 ) -> models.MixturePosterior:
-    return models.MixturePosterior(members, mode=mode)
+    return models.MixturePosterior(members, mode=mode, member_weights=member_weights)
+
+
+@register(
+    "MultiOutputGP",
+    models.MultiOutputGP,
+    state=lambda model: {
+        "kernels": list(model.kernels),
+        "candidates": [points.detach() for points in model.candidate_sets],
+        "mixing": model.mixing.detach(),
+        "learnt": model.mixing_learnt,
+        "likelihood": model.likelihood,
+    },
+    frozen=True,
+)
+def _multi_output_gp(
+    kernels: list[Kernel],
+    candidates: list[Float[Tensor, "_ D"]],
+    mixing: Float[Tensor, "P Q"],
+    learnt: Bool[Tensor, "P Q"],
+    likelihood: Likelihood,
+) -> models.MultiOutputGP:
+    model = models.MultiOutputGP(
+        kernels, candidates, mixing=mixing, learnt=learnt, noise=mixing.new_ones(len(mixing))
+    )
+    model.likelihood = _gaussian_noise(likelihood, len(mixing))
+    return model
+
+
+@register(
+    "MultiOutputPosterior",
+    models.MultiOutputPosterior,
+    state=lambda posterior: {
+        "kernels": list(posterior.kernels),
+        "Z": list(posterior.inducing_points),
+        "mixing": posterior.mixing,
+        "likelihood": posterior.likelihood,
+        "q_mean": posterior.q_mean,
+        "q_factor": posterior.q_factor,
+        "L": list(posterior.factors),
+    },
+)
+def _multi_output_posterior(
+    kernels: list[Kernel],
+    Z: list[Float[Tensor, "_ D"]],
+    mixing: Float[Tensor, "P Q"],
+    likelihood: Likelihood,
+    q_mean: Float[Tensor, " M"],
+    q_factor: Float[Tensor, "M M"],
+    L: list[Float[Tensor, "_ _"]],
+) -> models.MultiOutputPosterior:
+    sizes = [len(points) for points in Z]
+    same = len(kernels) == len(Z) == mixing.shape[1] and sum(sizes) == len(q_mean)
+    if not same or [factor.shape for factor in L] != [(size, size) for size in sizes]:
+        raise ModelFileError("the parts of a MultiOutputPosterior do not fit together")
+    posterior = models.MultiOutputPosterior(
+        kernels,
+        Z,
+        mixing=mixing,
+        likelihood=_gaussian_noise(likelihood, len(mixing)),
+        q_mean=q_mean,
+        q_factor=q_factor,
+        L=L,
+    )
+    posterior.predict(Z[0].new_zeros(1, Z[0].shape[1]), observed=True)
+    return posterior
+
+
+@register("FidelityPosterior", models.FidelityPosterior)
+def _fidelity_posterior(
+    function: models.MultiOutputPosterior, column: int, levels: Float[Tensor, " P"]
+) -> models.FidelityPosterior:
+    if len(levels) != function.P or not bool((levels.diff() > 0).all()):
+        raise ModelFileError("a FidelityPosterior does not have ascending levels for its targets")
+    return models.FidelityPosterior(function, column=column, levels=levels)
+
+
+def _gaussian_noise(likelihood: Likelihood, P: int) -> GaussianLikelihood:
+    """Return a likelihood that must have a noise variance for each of P targets."""
+    if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.shape != (P,):
+        raise ModelFileError(f"a model of {P} targets has another likelihood")
+    return likelihood
 
 
 @register("DeepLayer", models.DeepLayer, frozen=True)

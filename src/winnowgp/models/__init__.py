@@ -1,15 +1,17 @@
 """Models with parameters and candidate inducing points, and their posteriors."""
 
+from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
-from winnowgp.models.greedy import greedy_variance
+from winnowgp.models.greedy import ModelLocations, greedy_variance
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
-from winnowgp.models.locations import ModelLocations
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
+from winnowgp.models.multi_output import MultiOutputGP
+from winnowgp.models.multi_output_posterior import FidelityPosterior, MultiOutputPosterior
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
@@ -18,9 +20,11 @@ from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 
 __all__ = [
+    "BoxKernel",
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",
+    "FidelityPosterior",
     "HeteroscedasticGP",
     "HeteroscedasticPosterior",
     "JointPosterior",
@@ -30,6 +34,8 @@ __all__ = [
     "LogVarianceLikelihood",
     "MixturePosterior",
     "ModelLocations",
+    "MultiOutputGP",
+    "MultiOutputPosterior",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",

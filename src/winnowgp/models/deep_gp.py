@@ -155,6 +155,7 @@ class DeepGP(SelectableModel[Dataset]):
             total: number of rows that the given ones are a random minibatch of.
             samples: number of samples that are propagated for each row.
         """
+        self.check(data)
         return self.evaluated(
             data, total=total, eps=self.base_samples(data.N, samples, generator)
         ).bound
@@ -162,7 +163,10 @@ class DeepGP(SelectableModel[Dataset]):
     def evaluated(
         self, data: Dataset, *, total: int | None = None, eps: Sequence[Tensor]
     ) -> "DeepEvaluation":
-        """Return the bound for given ε of the hidden layers, and the forward pass."""
+        """Return the bound for given ε of the hidden layers, and the forward pass.
+
+        The rows are not checked: a check waits for a GPU.
+        """
         expected = self._expected(data)
         points = [layer.points() for layer in self.layers]
         passed = propagated(
@@ -179,7 +183,7 @@ class DeepGP(SelectableModel[Dataset]):
         """Return the bound given the inputs of the last layer, without the other layers' KL."""
         last = self.layers[-1]
         points = last.points()
-        top = last.marginals(inputs, points.over_samples())
+        top = last.marginals(inputs, points)
         nats = self._expected(data)(top.mean, top.variance)
         scale = 1.0 if total is None else total / data.N
         return scale * nats.sum((-2, -1)).mean() - points.kl()
@@ -198,6 +202,7 @@ class DeepGP(SelectableModel[Dataset]):
         Args:
             eps: ε of the hidden layers, instead of drawing them.
         """
+        self.check(data)
         return DeepObjective(
             layers=self.layers,
             X=data.X,
@@ -244,8 +249,6 @@ class DeepGP(SelectableModel[Dataset]):
         )
 
     def _expected(self, data: Dataset) -> Callable[[Tensor, Tensor], Tensor]:
-        self.check(data)
-
         observations = observation_model(self.likelihood)
 
         def expected(mean: Tensor, variance: Tensor) -> Tensor:

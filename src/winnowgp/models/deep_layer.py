@@ -17,6 +17,7 @@ from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.observations import Prediction
+from winnowgp.models.stationary import RBFProfile, StationaryForm, stationary_form
 from winnowgp.typing import Mask, Masks
 
 HIDDEN_MEANS = ("identity", "zero")
@@ -38,17 +39,7 @@ class LayerPoints:
 
     def kl(self) -> Float[Tensor, "*S"]:
         """Return Σ_p KL[q(u_p) ‖ p(u_p)] in nats."""
-        return whitened_kl(self.q_mean, self.q_factor)
-
-    def over_samples(self) -> "LayerPoints":
-        """Add an axis for samples after the axis of the subsets."""
-        return LayerPoints(
-            self.Z.unsqueeze(-3),
-            self.L.unsqueeze(-3),
-            self.q_mean.unsqueeze(-3),
-            self.q_factor.unsqueeze(-4),
-            self.present.unsqueeze(-2),
-        )
+        return whitened_kl(self.q_mean, self.q_factor, triangular=True)
 
 
 @final
@@ -117,7 +108,7 @@ class DeepLayer(nn.Module):
 
     def points(self) -> LayerPoints:
         """Return all candidates with their q(v)."""
-        Kuu = covariance(self.kernel, self.candidates, self.candidates)
+        Kuu = layer_covariance(self.kernel, self.candidates, self.candidates)
         everywhere = torch.ones(self.K, dtype=torch.bool, device=Kuu.device)
         factor = self.q_factor.tril()
         return LayerPoints(self.candidates, cholesky(Kuu).L, self.q_mean, factor, everywhere)
@@ -137,15 +128,23 @@ class DeepLayer(nn.Module):
 
     def marginals(self, X: Float[Tensor, "*S N D"], points: LayerPoints) -> Prediction:
         """Return q(f_p(x)) of each row: independent Gaussians, O(P N M²) per batch element."""
-        Kuf = covariance(self.kernel, points.Z, X) * points.present[..., None]
+        return self.whitened_marginals(X, points)[1]
+
+    def whitened_marginals(
+        self, X: Float[Tensor, "*S N D"], points: LayerPoints
+    ) -> tuple[Float[Tensor, "... M N"], Prediction]:
+        """Return V = L⁻¹ K_uf, and q(f_p(x)) of each row, which follows from it."""
+        Kuf = layer_covariance(self.kernel, points.Z, X)
+        if points.Z.dim() > 2:
+            Kuf = Kuf * points.present[..., None]
         V = solve_lower(points.L, Kuf)
         mean, variance = marginals(
             V,
-            kff=prior_variance(self.kernel, X),
+            kff=_layer_variance(self.kernel, X),
             q_mean=points.q_mean,
             q_factor=points.q_factor,
         )
-        return Prediction(self.centre(X) + mean, variance)
+        return V, Prediction(self.centre(X) + mean, variance)
 
     @torch.no_grad()
     def prune(self, mask: Mask) -> "DeepLayer":
@@ -240,6 +239,38 @@ def linear_map(X: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D P"]:
     return torch.eye(D, width, dtype=X.dtype, device=X.device)
 
 
+def _rbf_form(kernel: Kernel, D: int) -> StationaryForm | None:
+    """Return the form of a scaled RBF kernel on D columns, and None for other kernels."""
+    form = stationary_form(kernel, D)
+    return form if form is not None and isinstance(form.profile, RBFProfile) else None
+
+
+def _layer_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:
+    """Return the prior variance of each row, as `layer_covariance`."""
+    form = _rbf_form(kernel, X.shape[-1])
+    return prior_variance(kernel, X) if form is None else form.variance.expand(X.shape[:-1])
+
+
+def layer_covariance(
+    kernel: Kernel, A: Float[Tensor, "*#S R D"], B: Float[Tensor, "*#S C D"]
+) -> Float[Tensor, "*S R C"]:
+    """Return the dense prior covariance, differentiable; quicker than GPyTorch's for RBF kernels.
+
+    GPyTorch compares both arguments in every call, for which the CPU has to wait for a GPU.
+    """
+    form = _rbf_form(kernel, A.shape[-1])
+    if form is None or 0 in (A.shape[-2], B.shape[-2]):
+        return covariance(kernel, A, B)
+    # log k = a·b − ½‖a‖² − ½‖b‖², of rows in lengthscales from a centre.
+    centre = A.detach().mean(-2, keepdim=True)
+    a = (A - centre) / form.lengthscales
+    b = a if A is B else (B - centre) / form.lengthscales
+    u = a @ b.mT - 0.5 * a.square().sum(-1)[..., :, None] - 0.5 * b.square().sum(-1)[..., None, :]
+    if A is B:
+        u = u.diagonal_scatter(torch.zeros_like(u[..., 0]), dim1=-2, dim2=-1)
+    return form.variance * u.clamp_max(0).exp()
+
+
 @dataclass(frozen=True, slots=True)
 class Propagation:
     """Inputs and outputs of each layer; leading axes are subsets, then samples.
@@ -251,6 +282,8 @@ class Propagation:
     """Inputs of each layer, `[.. T N D]`."""
     outputs: list[Prediction]
     """q of each layer's functions given its inputs, `[.. T N P]`."""
+    whitened: list[Tensor]
+    """V = L⁻¹ K_uf of each layer, `[.. M T·N]`."""
 
     @property
     def last(self) -> Prediction:
@@ -284,14 +317,18 @@ def propagated(
         points: inducing points of each layer, all with the same leading axes S.
         eps: ε of each layer but the last, `[T N H]`, or `[T 1 H]` for the same in every row.
     """
-    inputs, outputs = X[None], []
+    inputs, outputs, whitened = X[None], [], []
     trail = [inputs]
     for number, (layer, used) in enumerate(zip(layers, points, strict=True)):
-        output = layer.marginals(inputs, used.over_samples())
+        # Samples are further rows: one large product is faster than one for each sample.
+        V, flat = layer.whitened_marginals(inputs.flatten(-3, -2), used)
+        shape = inputs.shape[-3:-1]
+        output = Prediction(flat.mean.unflatten(-2, shape), flat.variance.unflatten(-2, shape))
         outputs.append(output)
+        whitened.append(V)
         if number < len(layers) - 1:
             sd = output.variance.clamp_min(_LEAST_VARIANCE).sqrt()
             hidden = output.mean + sd * eps[number]
             inputs = layer_inputs(hidden, X, skip_connections=skip_connections)
             trail.append(inputs)
-    return Propagation(trail, outputs)
+    return Propagation(trail, outputs, whitened)

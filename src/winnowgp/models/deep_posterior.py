@@ -75,6 +75,16 @@ class DeepPosterior(nn.Module):
         """Cholesky factor of each layer's K_uu, `[M M]`."""
         return [self.get_buffer(f"_L{number}") for number in range(len(self._layers))]
 
+    def with_samples(self, samples: int) -> "DeepPosterior":
+        """Return the same posterior with another number of samples per row."""
+        return DeepPosterior(
+            self.layers,
+            likelihood=self.likelihood,
+            skip_connections=self.skip_connections,
+            samples=samples,
+            factors=self.factors,
+        )
+
     def components(self, X: Float[Tensor, "N D"]) -> Prediction:
         """Return the Gaussians of the mixture, `[T N P]`: q(f_L | sample t) of each row."""
         self._check(X)
@@ -115,7 +125,7 @@ class DeepPosterior(nn.Module):
             nodes = torch.cat([axes, -axes])[:, None]
             hidden = output.mean + output.variance.sqrt() * nodes
             inputs = layer_inputs(hidden, X, skip_connections=self.skip_connections)
-            output = _mixed(layer.marginals(inputs, layer_points.over_samples()))
+            output = _mixed(layer.marginals(inputs, layer_points))
         if observed:
             return observation_model(self.likelihood).predict(output.mean, output.variance)
         return output

@@ -26,11 +26,11 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.linalg import definite_cholesky, solve_lower
 from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.deep_gp import DeepGP
-from winnowgp.models.deep_layer import DeepLayer
-from winnowgp.models.kernels import covariance
+from winnowgp.models.deep_layer import DeepLayer, layer_covariance
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
+from winnowgp.typing import Scalar
 
 
 @final
@@ -67,7 +67,12 @@ class LayerSites:
 
     @torch.no_grad()
     def natural_step(
-        self, layer: DeepLayer, *, rate: float, process_group: ProcessGroup = SINGLE_PROCESS
+        self,
+        layer: DeepLayer,
+        *,
+        rate: float | Scalar,
+        whitened: Float[Tensor, "K R"] | None = None,
+        process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> tuple[Float[Tensor, "K P"], Float[Tensor, "P K K"]]:
         """Return mean and factor of a layer's q(v) after a natural-gradient step.
 
@@ -77,16 +82,22 @@ class LayerSites:
 
         O(P R K²), without the chunks of `sums`: the rows are those of a minibatch.
 
+        Args:
+            whitened: V = L⁻¹ K_uf, if it is known.
+
         Raises:
             NotPositiveDefiniteError: a precision cannot be factorised.
         """
-        V = solve_lower(layer.points().L, covariance(layer.kernel, layer.candidates, self.inputs))
+        V = whitened
+        if V is None:
+            K = layer_covariance(layer.kernel, layer.candidates, self.inputs)
+            V = solve_lower(layer.points().L, K)
         C = torch.stack([(V * w) @ V.mT for w in self.sites.precision.mT])
         C, D = process_group.all_reduce(C, V @ self.sites.linear)
         B = rate * C
         B.diagonal(dim1=-2, dim2=-1).add_(rate)
         D = rate * D
-        if rate < 1:
+        if isinstance(rate, Tensor) or rate < 1:
             inverse = _inverse(layer.q_factor.tril())
             old = inverse.mT @ inverse
             B += (1 - rate) * old

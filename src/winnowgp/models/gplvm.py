@@ -17,12 +17,12 @@ from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.collapsed import Subset, masked_blocks
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
+    Psi,
     gplvm_bound,
     gplvm_moments,
     latent_kl,
     whitening_factor,
 )
-from winnowgp.bounds.psi import Psi
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models.base import SelectableModel, check_kernel, copy_with
@@ -181,16 +181,17 @@ class LatentObjective(RelaxedObjective):
 
     def value(self, mask: Masks) -> Nats:
         subset = Subset.of(mask)
-        return self._bound(
+        return self.bound(
             subset.square(self.Kuu), subset.rows(self.psi.psi1), subset.block(self.psi.psi2)
         )
 
     def relaxed_value(self, weights: Weights) -> Nats:
         Kuu, psi1 = masked_blocks(self.Kuu, self.psi.psi1, weights)
         outer = (weights[:, :, None] * weights[:, None, :]).unsqueeze(1)
-        return self._bound(Kuu, psi1, outer * self.psi.psi2)
+        return self.bound(Kuu, psi1, outer * self.psi.psi2)
 
-    def _bound(self, Kuu: Tensor, psi1: Tensor, psi2: Tensor) -> Nats:
+    def bound(self, Kuu: Tensor, psi1: Tensor, psi2: Tensor) -> Float[Tensor, "*batch"]:
+        """Return the bound of given kernel blocks, in nats."""
         bound = gplvm_bound(Kuu, psi1, psi2, psi0=self.psi.psi0, columns=self.columns)
         return torch.sub(bound, self.kl)
 
@@ -251,14 +252,8 @@ class LatentVariableGP(LatentModel):
         generator: torch.Generator | None = None,
     ) -> Scalar:
         """Return the collapsed bound on log p(Y) with all candidates, in nats; deterministic."""
-        _refuse_minibatch(rows)
-        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(data)
-        psi = kernel.psi(
-            self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
-        )
-        Kuu = kernel.uu(self.candidates)
-        fit = gplvm_bound(Kuu, psi.psi1, psi.psi2, psi0=psi.psi0, columns=columns)
-        return fit - self.latents.kl()
+        objective = self.subset_objective(data, rows=rows)
+        return objective.bound(objective.Kuu, objective.psi.psi1, objective.psi.psi2)
 
     def subset_objective(
         self,

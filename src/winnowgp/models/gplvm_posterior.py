@@ -10,8 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds.gplvm import latent_kl
-from winnowgp.bounds.psi import ExpectedKernel, pair_weights
+from winnowgp.bounds.gplvm import ExpectedKernel, latent_kl, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel

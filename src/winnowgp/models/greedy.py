@@ -1,4 +1,4 @@
-"""Greedy conditional variance: candidate inducing points by a pivoted Cholesky factorisation.
+"""Locations of inducing points: rows by greedy conditional variance, and the bound at given ones.
 
 The row of largest conditional variance t_i = k_ii − q_ii, relative to its prior variance k_ii, is
 selected next (Burt et al. 2020). With the rows F of the factor so far, q_ii = Σ_j F_ji².
@@ -12,14 +12,19 @@ of one pass over the factor per row. The selection is the same, up to ties.
 """
 
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky, single_thread, solve_lower
 from winnowgp.models.kernels import covariance, prior_variance
+from winnowgp.models.sgpr import SparseGP
+from winnowgp.selection import SubsetStatistics
+from winnowgp.typing import Scalar
 
 # Selection ends when the conditional variances are below this share of the prior variances, or
 # below this many times the eps of the data type, which is more in float32.
@@ -212,3 +217,33 @@ def _largest(shares: Float[Tensor, " N"], c: int) -> tuple[Int[Tensor, " c"], fl
     lowest = values[c - 1]
     above, equal = (shares > lowest).nonzero()[:, 0], (shares == lowest).nonzero()[:, 0]
     return torch.cat([above, equal[: c - len(above)]]), values[c].item()
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelLocations:
+    """L(Z) of a `SparseGP` at fixed hyper-parameters, for `winnowgp.selection.sample_locations`.
+
+    Attributes:
+        model: the model; its candidates are not used.
+        data: the rows.
+    """
+
+    model: SparseGP
+    data: Dataset
+
+    @torch.no_grad()
+    def statistics(self, Z: Float[Tensor, "K D"]) -> SubsetStatistics:
+        """Return the bounds of all subsets of some locations; O(N K²)."""
+        return self.model.with_candidates(Z).subset_statistics(self.data)
+
+    def bound_and_gradient(self, Z: Float[Tensor, "M D"]) -> tuple[Scalar, Float[Tensor, "M D"]]:
+        """Return L(Z) in nats, and its gradient in the locations; O(N M²)."""
+        model = self.model.with_candidates(Z).requires_grad_(False)
+        model.candidates.requires_grad_(True)
+        with torch.enable_grad():
+            bound = model.chunked_bound(self.data)()
+            if not len(Z):
+                return bound.detach(), torch.zeros_like(Z)
+            (gradient,) = torch.autograd.grad(bound, model.candidates)
+        return bound.detach(), gradient

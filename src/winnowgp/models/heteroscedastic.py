@@ -204,7 +204,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
             centre=prior_mean(g.mean, data.X),
             Y=data.Y - prior_mean(f.mean, data.X),
             noise=f.noise,
-            counts=_counts(data),
+            counts=data.counts,
         )
 
     def subset_statistics(self, data: Dataset) -> tuple[SubsetStatistics, SubsetStatistics]:
@@ -222,7 +222,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
     @torch.no_grad()
     def weighted(self, data: Dataset) -> Dataset:
         """Return the rows as f sees them: row i has the weight w_i = exp(−μ_g + v_g/2)."""
-        return replace(data, weights=_counts(data) * self._weights(self._log_noise(data)))
+        return replace(data, weights=data.counts * self._weights(self._log_noise(data)))
 
     @torch.no_grad()
     def constant(self, data: Dataset) -> float:
@@ -230,7 +230,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
 
         ½ (Σ w − N) log 2πσ² − ½ Σ μ_g − KL[q(u_g) ‖ p(u_g)]
         """
-        g, counts = self._log_noise(data), _counts(data)
+        g, counts = self._log_noise(data), data.counts
         excess = counts @ self._weights(g) - data.observations
         level = counts @ g.mean[:, 0]
         kl = whitened_kl(self.log_noise.q_mean, self.log_noise.q_factor.tril())
@@ -266,7 +266,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
     @torch.no_grad()
     def normalised(self, data: Dataset) -> "HeteroscedasticGP":
         """Return the same model with weights w_i of mean one: a constant moves from g to log σ²."""
-        weights = _counts(data) @ self._weights(self._log_noise(data))
+        weights = data.counts @ self._weights(self._log_noise(data))
         shift = (weights / data.observations).log()
         model = self.with_parts()
         level = prior_mean(model.log_noise.mean, data.X[:1])[0, 0]
@@ -330,12 +330,7 @@ def leave_one_out_residuals(function: SparseGP, data: Dataset) -> Dataset:
         f = q.predict(rows.X)
         V = solve_lower(q.L, covariance(q.kernel, q.Z, rows.X))
         s = (q.q_factor[0].mT @ V).square().sum(0)[:, None]
-        left = (1 - _counts(rows)[:, None] * s / noise).clamp_min(_LEAST_LEFT)
+        left = (1 - rows.counts[:, None] * s / noise).clamp_min(_LEAST_LEFT)
         variance = noise + s / left + (f.variance - s)
         blocks.append((rows.Y - f.mean).abs() / (left * variance.sqrt()))
     return replace(data, Y=torch.cat(blocks))
-
-
-def _counts(data: Dataset) -> Float[Tensor, " N"]:
-    """Return the number of observations that each row counts as."""
-    return torch.ones_like(data.Y[:, 0]) if data.weights is None else data.weights

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor, nn
 
-from winnowgp.bounds.psi import ExpectedKernel, LinearPsi, RBFPsi
+from winnowgp.bounds.gplvm import ExpectedKernel, LinearPsi, RBFPsi
 from winnowgp.errors import InputError
 from winnowgp.models.stationary import StationaryForm, stationary_form
 

@@ -1,10 +1,11 @@
 """Mixtures of posteriors: predictions averaged over hyper-parameters, or over subsets."""
 
 from dataclasses import replace
-from math import log
+from math import isclose
 from typing import final
 
 import torch
+from gpytorch.kernels import ConstantKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -20,19 +21,28 @@ from winnowgp.models.sgpr import SparseGP
 
 @final
 class MixturePosterior(CompositePosterior):
-    """The mixture (1/S) Σ_s q_s(f) of S posteriors, each with Gaussian noise.
+    """The mixture Σ_s w_s q_s(f) of S posteriors, each with Gaussian noise.
 
     Members have hyper-parameters of their own (`winnowgp.training.hyperparameter_mixture`), or
     inducing points of their own (`subset_mixture`). Means, variances, quantiles and
     densities are those of the mixture; every prediction takes S times as long as one of a member.
 
     Args:
-        members: posteriors at draws of the hyper-parameters or of the subset, with equal weights.
+        members: posteriors, such as those at draws of the hyper-parameters or of the subset.
         mode: the posterior at the most probable one, which `Z`, `kernel`, `mean` and `likelihood`
             describe. It is not a member.
+        member_weights: weights w_s, which sum to one; equal by default.
     """
 
-    def __init__(self, members: list[Posterior], *, mode: Posterior) -> None:
+    member_weights: Tensor
+
+    def __init__(
+        self,
+        members: list[Posterior],
+        *,
+        mode: Posterior,
+        member_weights: Float[Tensor, " S"] | None = None,
+    ) -> None:
         super().__init__()
         same = [
             isinstance(member.likelihood, GaussianLikelihood)
@@ -45,18 +55,34 @@ class MixturePosterior(CompositePosterior):
                 "`members` must be posteriors with Gaussian noise, with the input columns and the "
                 "number of outputs of `mode`, and at least one."
             )
+        w = member_weights
+        if w is None:
+            w = mode.Z.new_full((len(members),), 1 / len(members))
+        total = w.sum().item()
+        if len(w) != len(members) or not bool((w > 0).all()) or not isclose(total, 1, rel_tol=1e-5):
+            raise InputError(
+                f"`member_weights` must be {len(members)} positive numbers that sum to one, one "
+                f"for each member; got {w.tolist()}."
+            )
         self.mode = mode
         self._members = nn.ModuleList(members)
+        self.register_buffer("member_weights", w.detach().to(mode.Z) / total)
 
     @property
     def members(self) -> list[Posterior]:
-        """The posteriors, which have equal weights."""
+        """The posteriors."""
         return [member for member in self._members if isinstance(member, Posterior)]
 
     @property
     def S(self) -> int:
         """Number of posteriors."""
         return len(self._members)
+
+    @property
+    def constant_weight(self) -> float:
+        """Weight of the members that are constants; zero if there are none."""
+        each = zip(self.members, self.member_weights.tolist(), strict=True)
+        return sum(weight for member, weight in each if isinstance(member.kernel, ConstantKernel))
 
     @property
     def described(self) -> Posterior:
@@ -73,11 +99,12 @@ class MixturePosterior(CompositePosterior):
         """Expected variance of the noise: one for all outputs, or one each."""
         each = [m.likelihood for m in self.members]
         noises = [one.noise for one in each if isinstance(one, GaussianLikelihood)]
-        return torch.stack(noises).mean(0)
+        return mixed(torch.stack(noises), self.member_weights)
 
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
         """Return E[f(x)] of each row, O(S M) per row."""
-        return torch.stack([member.predict_mean(X) for member in self.members]).mean(0)
+        means = [member.predict_mean(X) for member in self.members]
+        return mixed(torch.stack(means), self.member_weights)
 
     def predict(
         self,
@@ -88,14 +115,14 @@ class MixturePosterior(CompositePosterior):
     ) -> Prediction:
         """Return mean and variance of each row, O(S M²) per row.
 
-            m = (1/S) Σ_s m_s,   v = (1/S) Σ_s (v_s + (m_s − m)²)
+            m = Σ_s w_s m_s,   v = Σ_s w_s (v_s + (m_s − m)²)
 
         Args:
             observed: whether to predict an observation y rather than f.
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         each = self.member_predictions(X, observed=observed, noise=noise)
-        return mixture_moments(each.mean, each.variance)
+        return mixture_moments(each.mean, each.variance, self.member_weights)
 
     def member_predictions(
         self,
@@ -122,7 +149,7 @@ class MixturePosterior(CompositePosterior):
         observed: bool = False,
         noise: Float[Tensor, "N P"] | None = None,
     ) -> Float[Tensor, "P N N"]:
-        """Return the full covariance of the rows, (1/S) Σ_s (C_s + (m_s − m)(m_s − m)ᵀ).
+        """Return the full covariance of the rows, Σ_s w_s (C_s + (m_s − m)(m_s − m)ᵀ).
 
         Args:
             observed: whether to add Gaussian noise.
@@ -130,10 +157,10 @@ class MixturePosterior(CompositePosterior):
         """
         members = self.members
         means = torch.stack([member.predict_mean(X) for member in members])  # [S N P]
-        offset = means - means.mean(0)
-        between = torch.einsum("sip,sjp->pij", offset, offset) / len(members)
+        offset = means - mixed(means, self.member_weights)
+        between = torch.einsum("s,sip,sjp->pij", self.member_weights, offset, offset)
         own = [member.covariance(X, observed=observed, noise=noise) for member in members]
-        return torch.stack(own).mean(0) + between
+        return mixed(torch.stack(own), self.member_weights) + between
 
     def sample(
         self,
@@ -174,14 +201,14 @@ class MixturePosterior(CompositePosterior):
         *,
         noise: Float[Tensor, "N T"] | None = None,
     ) -> Float[Tensor, "N T"]:
-        """Return log (1/S) Σ_s p_s(y) of each row and target, in nats.
+        """Return log Σ_s w_s p_s(y) of each row and target, in nats.
 
         Args:
             Y: targets; the density of a missing one, which is NaN, is NaN.
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         each = torch.stack([member.log_density(X, Y, noise=noise) for member in self.members])
-        return torch.logsumexp(each, 0) - log(self.S)
+        return torch.logsumexp(each + self.member_weights.log()[:, None, None], 0)
 
     def quantiles(
         self,
@@ -198,12 +225,15 @@ class MixturePosterior(CompositePosterior):
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         each = self.member_predictions(X, observed=observed, noise=noise)
-        return gaussian_quantiles(each.mean, each.variance, probabilities)
+        return gaussian_quantiles(
+            each.mean, each.variance, probabilities, weights=self.member_weights
+        )
 
     def _draws(self, n: int, generator: torch.Generator | None) -> tuple[list[int], Tensor]:
         """Return the number of draws of each member, and a random order of all draws."""
         device = torch.device("cpu") if generator is None else generator.device
-        chosen = torch.randint(self.S, (n,), generator=generator, device=device)
+        uniform = torch.rand(n, generator=generator, dtype=torch.double, device=device)
+        chosen = torch.searchsorted(self.member_weights.double().to(device).cumsum(0)[:-1], uniform)
         order = torch.randperm(n, generator=generator, device=device)
         return torch.bincount(chosen, minlength=self.S).tolist(), order
 
@@ -278,7 +308,16 @@ def subset_mixture(
     return MixturePosterior([posterior(mask) for mask in masks], mode=posterior(mode))
 
 
-def mixture_moments(mean: Float[Tensor, "S N P"], variance: Float[Tensor, "S N P"]) -> Prediction:
-    """Return mean and variance of mixtures of S distributions with equal weights."""
-    centre = mean.mean(0)
-    return Prediction(centre, (variance + (mean - centre).square()).mean(0))
+def mixture_moments(
+    mean: Float[Tensor, "S N P"], variance: Float[Tensor, "S N P"], weights: Float[Tensor, " S"]
+) -> Prediction:
+    """Return mean and variance of mixtures of S distributions."""
+    centre = mixed(mean, weights)
+    return Prediction(centre, mixed(variance + (mean - centre).square(), weights))
+
+
+def mixed(
+    values: Float[Tensor, "S *shape"], weights: Float[Tensor, " S"]
+) -> Float[Tensor, "*shape"]:
+    """Return Σ_s w_s v_s."""
+    return torch.tensordot(weights.to(values), values, 1)

@@ -1,5 +1,6 @@
 """Priors on hyper-parameters, as GPyTorch registers them on kernels, means and likelihoods."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, log, pi, sqrt
 from typing import final
@@ -22,11 +23,18 @@ def log_prior(model: nn.Module) -> Scalar:
     `RBFKernel(lengthscale_prior=...)`, and zero without any. Each is a density of the parameter
     itself, not of its logarithm. Fits maximise the ELBO plus this sum.
     """
-    total = next(model.parameters()).new_zeros(())
-    for module in model.modules():
-        for prior, value, _ in getattr(module, "_priors", {}).values():
-            total = total + _log_density(prior, value(module)).sum()
-    return total
+    return log_prior_of(model)()
+
+
+def log_prior_of(model: nn.Module) -> Callable[[], Scalar]:
+    """Return `log_prior` as a function of the current parameters, which finds the priors once."""
+    zero = next(model.parameters()).new_zeros(())
+    priors = [
+        (prior, value, module)
+        for module in model.modules()
+        for prior, value, _ in getattr(module, "_priors", {}).values()
+    ]
+    return lambda: sum((_log_density(p, value(m)).sum() for p, value, m in priors), start=zero)
 
 
 # Mode and width of the weak priors, for standardised inputs and targets. The lengthscales of a

@@ -150,21 +150,29 @@ def gaussian_quantiles(
     mean: Float[Tensor, "*S N P"],
     variance: Float[Tensor, "*S N P"],
     probabilities: Float[Tensor, " Q"],
+    *,
+    weights: Float[Tensor, " S"] | None = None,
 ) -> Float[Tensor, "Q N P"]:
-    """Return quantiles of Gaussians or, with leading axes, of their mixture with equal weights."""
+    """Return quantiles of Gaussians or, with a leading axis, of their mixture.
+
+    Args:
+        weights: weights of the mixture, which sum to one; equal by default.
+    """
     check_probabilities(probabilities)
     mean, variance = mean[None].flatten(0, -3), variance[None].flatten(0, -3)
     sd = quadrature.standard_deviation(variance)
     if len(mean) == 1:
         return mean + torch.special.ndtri(probabilities.to(mean))[:, None, None] * sd
+    share = torch.full_like(mean[:, 0, 0], 1 / len(mean)) if weights is None else weights.to(mean)
 
     def mixture_cdf(Y: Tensor, rows: Tensor) -> Tensor:
-        parts = zip(mean[:, rows], sd[:, rows], strict=True)
-        return sum((torch.special.ndtr((Y - m) / s) for m, s in parts), Y.new_zeros(())) / len(mean)
+        parts = zip(share, mean[:, rows], sd[:, rows], strict=True)
+        return sum((w * torch.special.ndtr((Y - m) / s) for w, m, s in parts), Y.new_zeros(()))
 
-    spread = (variance + (mean - mean.mean(0)).square()).mean(0)
+    centre = torch.tensordot(share, mean, 1)
+    spread = torch.tensordot(share, variance + (mean - centre).square(), 1)
     width = quadrature.standard_deviation(spread)
-    return invert(mixture_cdf, probabilities, centre=mean.mean(0), width=width)
+    return invert(mixture_cdf, probabilities, centre=centre, width=width)
 
 
 def student_cdf(

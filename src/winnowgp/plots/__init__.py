@@ -10,7 +10,12 @@ from winnowgp.plots.predictions import (
     draw_importance,
     draw_posterior_1d,
 )
-from winnowgp.plots.selection import draw_frontier, draw_inclusion
+from winnowgp.plots.selection import (
+    draw_allocations,
+    draw_frontier,
+    draw_inclusion,
+    draw_mixing,
+)
 from winnowgp.plots.streams import (
     StreamFrame,
     draw_point_history,
@@ -23,11 +28,13 @@ __all__ = [
     "Curve",
     "LatentMap",
     "StreamFrame",
+    "draw_allocations",
     "draw_effects",
     "draw_frontier",
     "draw_importance",
     "draw_inclusion",
     "draw_latent_map",
+    "draw_mixing",
     "draw_point_history",
     "draw_posterior_1d",
     "draw_stream",

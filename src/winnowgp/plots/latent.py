@@ -13,8 +13,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.plots.animation import Animation
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, Animation
 
 # The palette of Okabe and Ito; further labels get the same colours, darker.
 _LABEL_COLOURS = (

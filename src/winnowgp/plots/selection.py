@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
-from winnowgp.report.sentences import counted
+from winnowgp.report.sentences import counted, listed
+from winnowgp.report.summary import AllocationSummary
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5
@@ -75,6 +76,40 @@ def draw_frontier(
     return ax
 
 
+def draw_allocations(
+    allocations: Sequence[AllocationSummary], chosen: Sequence[int], *, ax: Axes
+) -> Axes:
+    """Draw the ELBO gap of allocations of inducing points to layers against the prediction time.
+
+    Args:
+        allocations: models that were trained.
+        chosen: numbers of inducing points per layer that were selected.
+    """
+    us = [each["predict_us"] for each in allocations]
+    gaps = [max(each["given_up"], _SMALLEST_GAP) for each in allocations]
+    ax.plot(us, gaps, color=COLOURS["posterior"], linewidth=1.0, marker="o", markersize=4)
+    for x, gap, each in zip(us, gaps, allocations, strict=True):
+        ax.annotate(listed(each["points"]), (x, gap), xytext=(5, 4), textcoords="offset points")
+        if list(each["points"]) == list(chosen):
+            ax.scatter(
+                [x],
+                [gap],
+                s=46,
+                facecolors="white",
+                edgecolors=COLOURS["points"],
+                linewidths=1.4,
+                zorder=3,
+                label=f"{listed(chosen)} selected",
+            )
+    ax.set_yscale("log")
+    ax.set(xlabel="prediction time (µs per row)", ylabel="ELBO gap (nats per observation)")
+    ax.set_title("ELBO gap by prediction time")
+    ax.margins(x=0.15)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(loc="upper right")
+    return ax
+
+
 def draw_inclusion(inclusion: Sequence[float], kept: int, *, ax: Axes) -> Axes:
     """Draw inclusion probabilities: selected candidates, then the others, each in falling order.
 
@@ -133,4 +168,34 @@ def draw_trace(moments: Sequence[Any], *, ax: Axes) -> Axes:
     ax.set_title("Training history")
     if ax.get_legend_handles_labels()[1]:
         ax.legend(loc="lower right")
+    return ax
+
+
+def draw_mixing(
+    mixing: Sequence[Sequence[float]],
+    counts: Sequence[int],
+    *,
+    ax: Axes,
+    targets: Sequence[str] = (),
+) -> Axes:
+    """Draw what each process adds to each target, and the inducing points of each process.
+
+    A row of colours is a target, relative to its largest entry.
+
+    Args:
+        mixing: the mixing matrix `[P Q]`.
+        counts: number of inducing points of each process.
+        targets: names of the targets; numbers by default.
+    """
+    largest = [max(max(map(abs, row)), 1e-300) for row in mixing]
+    shares = [[entry / most for entry in row] for row, most in zip(mixing, largest, strict=True)]
+    ax.imshow(shares, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    names = [f"process {q + 1}\n{counted(count)}" for q, count in enumerate(counts)]
+    ax.set_xticks(range(len(counts)), names)
+    ax.set_yticks(range(len(largest)), targets or [f"target {p + 1}" for p in range(len(largest))])
+    for p, row in enumerate(mixing):
+        for q, entry in enumerate(row):
+            dark = abs(shares[p][q]) > 0.6
+            ax.text(q, p, f"{entry:.2g}", ha="center", va="center", color="w" if dark else "k")
+    ax.set_title("mixing matrix")
     return ax

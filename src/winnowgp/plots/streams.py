@@ -13,8 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
 from winnowgp.errors import InputError
-from winnowgp.plots.animation import Animation
-from winnowgp.plots.style import COLOURS
+from winnowgp.plots.style import COLOURS, Animation
 from winnowgp.report.sentences import counted
 
 # Of a batch before it was learnt; a longer label would not fit beside small axes.

@@ -27,6 +27,10 @@ class PointProcess(ABC):
         """Probability P(k ∈ Z) that each candidate is included."""
 
     @abstractmethod
+    def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
+        """Return P(j ∈ Z and k ∈ Z) of every pair, and P(k ∈ Z) on the diagonal."""
+
+    @abstractmethod
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Masks:
         """Return `n` independent subsets, which may be empty."""
 
@@ -87,6 +91,11 @@ class Bernoulli(PointProcess):
     def inclusion(self) -> Float[Tensor, " K"]:
         """λ, the probability that each candidate is included."""
         return torch.sigmoid(self.logits)
+
+    def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
+        """Return λ_j λ_k of every pair, and λ_k on the diagonal."""
+        inclusion = self.inclusion
+        return (inclusion[:, None] * inclusion).diagonal_scatter(inclusion)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Masks:
         """Return `n` independent subsets, which may be empty."""

@@ -68,7 +68,7 @@ class Determinantal(PointProcess):
         kernel = self.marginal_kernel()
         inclusion = kernel.diagonal()
         pairs = inclusion[:, None] * inclusion - kernel.square()
-        return pairs - torch.diag(pairs.diagonal()) + torch.diag(inclusion)
+        return pairs.diagonal_scatter(inclusion)
 
     def sample(self, n: int, *, generator: torch.Generator | None = None) -> Masks:
         """Return `n` independent subsets, exactly; O(K R²) per subset.

@@ -218,7 +218,7 @@
   const predicts = { regression: "predicts the number", classification: "predicts the class", counts: "predicts the count" }[F.task];
   document.title = `${F.target}: winnowgp report`;
   $("title").textContent = F.target;
-  $("lead").textContent = `A sparse Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, with ${plural(C.points, "inducing point")}${C.resized_from === null ? " selected automatically" : ""}.`;
+  $("lead").textContent = `A ${C.layers ? "deep" : "sparse"} Gaussian process ${predicts} “${F.target}” from ${plural(F.columns.length, "column")}, with ${plural(C.points, "inducing point")}${C.resized_from === null ? " selected automatically" : ""}.`;
   for (const section of document.querySelectorAll("main section")) {
     $("contents").append(el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent));
   }
@@ -385,6 +385,18 @@
         series: [
           { kind: "line", x, y, tooltip }, ...exact, ...models,
           { kind: "dots", x: [C.points], y: [gap(C.points)], open: true, r: 6, colour: COLOURS[1], label: `${C.points} selected` },
+        ],
+      });
+    }
+    if (C.allocations) {
+      const A = C.allocations, x = A.map((a) => a.predict_us), gap = (a) => Math.max(a.given_up, 1e-5), y = A.map(gap), name = (a) => a.points.join(" + ");
+      const tooltip = (k) => `${name(A[k])} inducing points: ${digits(x[k], 3)} µs per row\nELBO gap ${digits(y[k], 2)} nats per observation${A[k].log_density === null ? "" : `\nheld-out log density ${digits(A[k].log_density)}`}`;
+      const own = A.filter((a) => name(a) === C.layers.join(" + "));
+      chart(card(grid, "Allocations of inducing points to layers", "ELBO gap of the models that were trained, against the time of a prediction. Hover to see the values."), {
+        label: "Allocations", xlabel: "prediction, µs per row", ylabel: "ELBO gap, nats per observation", ylog: true,
+        series: [
+          { kind: "line", x, y }, { kind: "dots", x, y, r: 4, tooltip },
+          { kind: "dots", x: own.map((a) => a.predict_us), y: own.map(gap), open: true, r: 6, colour: COLOURS[1], label: `${C.layers.join(" + ")} selected` },
         ],
       });
     }

@@ -1,9 +1,14 @@
-"""Sentences about the selection of inducing points, which commands, reports and warnings show."""
+"""Sentences about the selection, which commands, reports and warnings show, and the HTML report."""
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from math import isfinite
+from pathlib import Path
 
-from winnowgp.report.summary import Choice, SubsetChoice
+from winnowgp.io.format import atomic_write
+from winnowgp.report.summary import Choice, SubsetChoice, Summary
 
 # Nats per observation from which a gain counts as one.
 _NOTICEABLE = 5e-4
@@ -21,7 +26,10 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
 
     Fields that are None, as in files of earlier versions, have no line.
     """
-    lines = [("selected", f"{counted(choice['points'])}; goal: {choice['asked']}")]
+    points = counted(choice["points"])
+    if "layers" in choice:
+        points += f" in {counted(len(choice['layers']), 'layer')}: {listed(choice['layers'])}"
+    lines = [("selected", f"{points}; goal: {choice['asked']}")]
     if "noise_points" in choice:
         points = choice["noise_points"]
         lines.append(
@@ -36,6 +44,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     if "hyper_posteriors" in choice:
         members = counted(choice["hyper_posteriors"], "posterior")
+        if "constant_weight" in choice:
+            members += f" and a constant (weight {choice['constant_weight']:.2g})"
         lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     if "subset_posterior" in choice:
         lines.append(("subsets", subset_sentence(choice["subset_posterior"])))
@@ -68,6 +78,15 @@ def counted(number: int, noun: str = "inducing point") -> str:
     ('1 inducing point', '12 inducing points')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(layers: Sequence[int]) -> str:
+    """Return the numbers of inducing points of all layers.
+
+    >>> listed([40, 23])
+    '40 + 23'
+    """
+    return " + ".join(map(str, layers))
 
 
 def rounded(value: float, digits: int = 4) -> str:
@@ -148,3 +167,29 @@ def growth_sentence(limit: str | None, gain: float) -> str:
         return f"twice as many inducing points would gain at least {nats} (limit: max_points)"
     verb = "still pay" if gain >= _NOTICEABLE else "may still pay"
     return f"more inducing points {verb}: the last doubling gained {nats} (limit: {limit})"
+
+
+def report_page(summary: Summary) -> str:
+    """Return the report as an HTML page that loads nothing from elsewhere.
+
+    All text from the user's table is JSON inside the page, and displayed as text by the script.
+    """
+    folder = files("winnowgp.report")
+    page, style, script = (
+        (folder / f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css", "js")
+    )
+    # "</script>" and "<!--" inside a string would end the element that contains it.
+    content = {**summary, "lines": selection_lines(summary["choice"])}
+    data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
+    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*SUMMARY*/", data)):
+        before, after = page.split(mark)
+        page = before + text + after
+    return page
+
+
+def save_report(summary: Summary, path: str | os.PathLike[str]) -> Path:
+    """Write the report to a file, which appears complete or not at all."""
+    path = Path(path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(report_page(summary), encoding="utf-8")
+    return path

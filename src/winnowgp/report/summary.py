@@ -87,6 +87,26 @@ class Choice(TypedDict):
     """The posterior over subsets, if inclusion is not independent."""
     hyper_posteriors: NotRequired[int]
     """Number of posteriors that predictions average over, if hyper-parameters are uncertain."""
+    constant_weight: NotRequired[float]
+    """Weight of a constant in this average, if it is a member."""
+    layers: NotRequired[list[int]]
+    """Number of inducing points of each layer of a deep GP; `points` is their sum."""
+    allocations: NotRequired[list["AllocationSummary"]]
+    """Models of a deep GP that the fit has trained, those with the quickest predictions first."""
+
+
+class AllocationSummary(TypedDict):
+    """A deep GP with some number of inducing points in each layer."""
+
+    points: list[int]
+    predict_us: float
+    """Microseconds per row of a prediction."""
+    bound: float
+    """ELBO in nats, of standardised targets."""
+    given_up: float
+    """ELBO gap in nats per observation."""
+    log_density: float | None
+    """Mean log density of held-out rows, in the units of the target; None if not computed."""
 
 
 class SubsetChoice(TypedDict):

@@ -5,11 +5,11 @@
 - `search`: backward elimination, forward selection and local search;
 - `frontier`: the best bound for each number of inducing points, and the α that each implies;
 - `natural`: inclusion probabilities fitted by natural gradients;
-- `gibbs`, `chains` and `subset_samples`: samples of the optimal q(Z), and their diagnostics;
+- `gibbs` and `chains`: samples of the optimal q(Z);
 - `annealing`: the evidence of the optimal q(Z), which no q exceeds;
 - `continuous`: samples of inducing points at arbitrary locations;
 - `determinantal_fit`: a q(Z) with repulsion between similar candidates;
-- `subset_posterior`: the q(Z) of a fit, of any of these kinds.
+- `subset_samples`: the q(Z) of a fit, of any of these kinds, and diagnostics of its samples.
 """
 
 from winnowgp.selection.annealing import SubsetEvidence, subset_evidence
@@ -41,8 +41,7 @@ from winnowgp.selection.objective import (
 )
 from winnowgp.selection.search import backward_elimination, forward_selection, local_search
 from winnowgp.selection.statistics import SubsetStatistics
-from winnowgp.selection.subset_posterior import SubsetPosterior
-from winnowgp.selection.subset_samples import SubsetSamples
+from winnowgp.selection.subset_samples import SubsetPosterior, SubsetSamples
 
 __all__ = [
     "Box",

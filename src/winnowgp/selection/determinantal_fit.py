@@ -127,13 +127,13 @@ def fit_determinantal(
             state = _step(statistics, state, log_weights=log_weights, generator=generator)
         return state
 
-    target = start.logits.detach() if inclusion is None else inclusion.logit()
+    given = start if inclusion is None else Bernoulli.from_inclusion(inclusion)
     first = objective(independent)
     results = [(independent, first)]
     trials: list[tuple[float, _State]] = []
     for power, scale in product(powers, scales):
         features = scale * _features(similarity, power=power, rank=rank)
-        q = _with_inclusion(target, features)
+        q = _with_inclusion(given.logits.detach(), features)
         state = advance(_State(q, torch.ones_like(q.logits)), int(_TRIAL * steps))
         values = objective(state.q)
         results.append((state.q, values))

@@ -1,4 +1,4 @@
-"""Samples of subsets, what they say about the posterior q(Z), and whether the chains have mixed.
+"""The posterior q(Z) over subsets that a model was fitted with, and samples of it.
 
 R-hat and the effective sample size are those of Vehtari et al. (2021, "Rank-normalization, folding,
 and localization"), with split chains and without rank normalisation.
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import ConvergenceWarning, InputError
+from winnowgp.point_processes import Bernoulli, Determinantal
 from winnowgp.selection.search import SearchResult
 from winnowgp.typing import Masks, SizeTable
 
@@ -36,16 +37,6 @@ class SubsetSamples:
     bounds: Float[Tensor, "C T"]
     conditional_inclusion: Float[Tensor, "C K"]
     log_weights: SizeTable
-
-    @classmethod
-    def concatenate(cls, chains: "list[SubsetSamples]") -> "SubsetSamples":
-        """Return the samples of several runs with the same prior as chains of one."""
-        return cls(
-            torch.cat([samples.masks for samples in chains]),
-            torch.cat([samples.bounds for samples in chains]),
-            torch.cat([samples.conditional_inclusion for samples in chains]),
-            chains[0].log_weights,
-        )
 
     @property
     def pooled(self) -> Masks:
@@ -74,22 +65,23 @@ class SubsetSamples:
         return SearchResult(self.pooled[at], self.bounds.flatten()[at].item(), scores[at].item())
 
     def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
-        """Return P(j ∈ Z and k ∈ Z) of every pair, as the share of samples that contain both.
+        """Return the share of samples that contain both of two candidates, for every pair.
 
-        Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
+        The diagonal has the inclusion probabilities. Far below P(j ∈ Z) P(k ∈ Z), either of the two
+        can replace the other.
         """
         masks = self.pooled.to(self.bounds.dtype)
-        return masks.mT @ masks / len(masks)
+        pairs = masks.mT @ masks / len(masks)
+        return pairs.diagonal_scatter(self.inclusion)
+
+    def count_probs(self) -> SizeTable:
+        """Return the share of samples with m = 0..K inducing points."""
+        counts = torch.bincount(self.sizes.flatten(), minlength=self.masks.shape[2] + 1)
+        return counts.to(self.bounds) / counts.sum()
 
     def credible_size(self, level: float = 0.9) -> tuple[int, int]:
         """Return the central credible interval of the number of inducing points."""
-        if not 0 < level < 1:
-            raise InputError(f"`level` must lie between 0 and 1; got {level}.")
-        sizes = self.sizes.flatten().double()
-        tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=sizes.dtype)
-        low = torch.quantile(sizes, tails[0], interpolation="lower")
-        high = torch.quantile(sizes, tails[1], interpolation="higher")
-        return int(low), int(high)
+        return credible_interval(self.count_probs(), level)
 
     @property
     def mixed(self) -> bool:
@@ -120,6 +112,20 @@ class SubsetSamples:
     def effective_samples(self) -> dict[str, float]:
         """Effective number of independent samples of each monitored quantity."""
         return {name: effective_samples(draws) for name, draws in self.monitored.items()}
+
+
+def credible_interval(probabilities: SizeTable, level: float) -> tuple[int, int]:
+    """Return the central credible interval of a number with probabilities of 0..K.
+
+    Args:
+        level: probability of the interval; at most half of the rest lies on either side.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"`level` must lie between 0 and 1; got {level}.")
+    # Rounding must not push a sum that reaches a tail below it.
+    below = probabilities.cumsum(0) + 1e-12
+    low, high = ((below >= tail).int().argmax() for tail in (0.5 - level / 2, 0.5 + level / 2))
+    return int(low), int(high)
 
 
 def r_hat(draws: Float[Tensor, "C T"]) -> float:
@@ -185,3 +191,62 @@ def _halves(draws: Float[Tensor, "C T"]) -> Float[Tensor, "H n"]:
     """Return each half of each chain as a row; the middle draw of an odd number is left out."""
     n = draws.shape[1] // 2
     return torch.cat([draws[:, :n], draws[:, -n:]])
+
+
+KINDS = ("mean-field", "determinantal", "gibbs")
+"""Independent inclusion, inclusion with repulsion, and samples of the optimal q*(Z)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SubsetPosterior:
+    """q(Z): which candidates are inducing points, and how many.
+
+    Attributes:
+        q: an independent process (`posterior="mean-field"`), a determinantal one, or samples of the
+            optimal q*(Z) ("gibbs").
+    """
+
+    q: Bernoulli | Determinantal | SubsetSamples
+
+    @property
+    def kind(self) -> str:
+        """The value of `posterior` that gives such a q."""
+        kinds = dict(zip((Bernoulli, Determinantal, SubsetSamples), KINDS, strict=True))
+        return kinds[type(self.q)]
+
+    @property
+    def inclusion(self) -> Float[Tensor, " K"]:
+        """Marginal probability P(k ∈ Z) of each candidate."""
+        return self.q.inclusion
+
+    def pairwise_inclusion(self) -> Float[Tensor, "K K"]:
+        """Return P(j ∈ Z and k ∈ Z) of every pair, and P(k ∈ Z) on the diagonal.
+
+        Far below P(j ∈ Z) P(k ∈ Z), either of the two can replace the other.
+        """
+        return self.q.pairwise_inclusion()
+
+    def size_probabilities(self) -> SizeTable:
+        """Return P(|Z| = m) for m = 0..K."""
+        return self.q.count_probs()
+
+    def credible_size(self, level: float = 0.9) -> tuple[int, int]:
+        """Return the central credible interval of the number of inducing points.
+
+        Args:
+            level: probability of the interval; at most half of the rest lies on either side.
+        """
+        return credible_interval(self.size_probabilities(), level)
+
+    @property
+    def r_hat(self) -> float | None:
+        """Largest R-hat of the chains, one if they agree; None if q was not sampled."""
+        return max(self.q.r_hat.values()) if isinstance(self.q, SubsetSamples) else None
+
+    @property
+    def effective_samples(self) -> float | None:
+        """Smallest effective number of independent samples; None if q was not sampled."""
+        if not isinstance(self.q, SubsetSamples):
+            return None
+        return min(self.q.effective_samples.values())

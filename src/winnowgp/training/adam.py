@@ -129,6 +129,16 @@ class Minibatches:
         self._batches.load_state_dict(state)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """An objective in nats that has been differentiated already."""
+
+    value: Scalar
+    gradients: Sequence[Tensor]
+    """Gradients of −value / scale in the parameters, in the order of `groups` of `Adam`."""
+
+
 MOST_REJECTIONS = 20
 # Number of steps below the rollback threshold that count as divergence, and number of steps between
 # two snapshots to roll back to.
@@ -166,7 +176,7 @@ class Adam:
 
     def maximise(
         self,
-        objective: Callable[[], Scalar],
+        objective: Callable[[], Scalar | Gradient],
         groups: Iterable[tuple[Iterable[Tensor], float]],
         *,
         scale: float,
@@ -178,8 +188,8 @@ class Adam:
         """Take `steps` steps.
 
         Args:
-            objective: nats, larger is better; called once per step, and again where a phase ends in
-                a drop.
+            objective: nats, larger is better, to differentiate or with their gradient; called once
+                per step, and again where a phase ends in a drop.
             groups: parameters with their learning rate.
             scale: divisor of the objective before differentiation, the number of observations.
             on_step: called with the number of each step, from one, and the objective before it,
@@ -193,7 +203,8 @@ class Adam:
         trainable = [group for group in listed if group["params"]]
         if not trainable:
             return
-        loop = _Loop(torch.optim.Adam(trainable))
+        on_gpu = all(p.is_cuda for group in trainable for p in group["params"])
+        loop = _Loop(torch.optim.Adam(trainable, fused=on_gpu or None))
         parameters = loop.parameters
         results = {"parameters": _Parameters(parameters), **(memory or {})}
         stage = checkpoint_log.stage(results, start=parameters, scratch={"loop": loop})
@@ -238,7 +249,7 @@ class Adam:
 
 def _differentiate(
     optimiser: torch.optim.Adam,
-    objective: Callable[[], Scalar],
+    objective: Callable[[], Scalar | Gradient],
     parameters: list[Tensor],
     scale: float,
     process_group: ProcessGroup,
@@ -247,7 +258,12 @@ def _differentiate(
     optimiser.zero_grad()
     try:
         value = objective()
-        (-value / scale).backward()
+        if isinstance(value, Gradient):
+            for parameter, gradient in zip(parameters, value.gradients, strict=True):
+                parameter.grad = gradient
+            value = value.value
+        else:
+            (-value / scale).backward()
     except NotPositiveDefiniteError:
         return None
     if process_group.world_size > 1:
@@ -255,9 +271,9 @@ def _differentiate(
         for own, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
             own.copy_(total / process_group.world_size)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # One read, since each one synchronises with a GPU.
-    finite = torch.stack([torch.isfinite(each).all() for each in (value, *gradients)])
-    return value.item() if bool(finite.all()) else None
+    # One read and few operations: each read synchronises with a GPU.
+    finite = torch.isfinite(value) & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+    return value.item() if bool(finite) else None
 
 
 @final

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, HeteroscedasticGP
+from winnowgp.models import DeepGP, HeteroscedasticGP, MultiOutputGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 
-AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel | HeteroscedasticGP
+AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel | HeteroscedasticGP | MultiOutputGP
 
 """A model that `fit` can train."""
 

@@ -12,12 +12,15 @@ as well. So two things are asked of few rows:
 2. Where outliers decide, an effect is also seen in the ranks of the targets (in their normal
    scores, the Gaussian quantiles of the ranks, whose noise is Gaussian). The lengthscales are then
    those of the scores, unless those of the targets predict held-out rows clearly better.
+
+Few rows may satisfy this by chance. So the densities of the held-out rows also give the weight of a
+constant in the average over hyper-parameters (`laplace`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import log, pi
+from math import exp, log, pi
 from operator import itemgetter
 
 import torch
@@ -31,12 +34,17 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.exact_gp import exact_log_density
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.hyperparameters import Initialization, Optimum
-from winnowgp.training.initialization import scaled, starting_points, trainable_lengthscales
-from winnowgp.training.row_sampling import with_unit_weights
+from winnowgp.training.initialization import (
+    scaled,
+    starting_points,
+    trainable_lengthscales,
+    with_unit_weights,
+)
 
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few
@@ -64,6 +72,9 @@ _MANY_COLUMNS = 0.5
 _COMMON = (0.5, 1.0, 2.0, 4.0)
 # Held-out rows after which a clear difference decides, and the standard errors that are clear.
 _ENOUGH, _CLEAR = 60, 3.0
+# The weight w of the constant model has a density ∝ w^(prior − 1) before rows are held out; values
+# of w over which its expectation is a sum.
+_PRIOR, _NODES = 2.0, 4096
 
 
 def significant_gain(model: InducingModel, N: int) -> float:
@@ -96,7 +107,9 @@ def confirmed_optima(
         gain = held_out_gain(data, partial(_refitted, steps, optimum.model))
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
-            return replace(initial, optima=(optimum, *others))
+            return replace(
+                initial, optima=(optimum, *others), constant_weight=constant_weight(gain, data.P)
+            )
     return _with_common_lengthscale(steps, initial, data)
 
 
@@ -125,7 +138,8 @@ def _with_common_lengthscale(
     if gap.nats < _CONFIDENT * gap.standard_error:
         return None
     best = initial.optima[0]
-    return replace(initial, optima=(Optimum(model, evidence, best.observations, best.kernel),))
+    optimum = Optimum(model, evidence, best.observations, best.kernel)
+    return replace(initial, optima=(optimum,), constant_weight=constant_weight(gain, data.P))
 
 
 def _robust(
@@ -137,23 +151,36 @@ def _robust(
     ranked = steps.evidence_optima(scores)
     if not _exceeds_constant(ranked.best, ranked.optima[0].evidence, scores):
         return None
-    model = ranked.best
-    lengthscales = {id(k.raw_lengthscale) for k in trainable_lengthscales(model.kernel)}
-    held = tuple(n for n, p in model.kernel.named_parameters() if id(p) in lengthscales)
-    for name in held:
-        model.kernel.get_parameter(name).requires_grad_(False)
-    model, evidence = steps.maximise_evidence_of(model, data)
+    lengthscales = {id(k.raw_lengthscale) for k in trainable_lengthscales(ranked.best.kernel)}
+    held = tuple(n for n, p in ranked.best.kernel.named_parameters() if id(p) in lengthscales)
+    model, evidence = steps.maximise_evidence_of(_holding(ranked.best, held), data)
+
+    def refitted_to_ranks(rows: Dataset) -> Model | None:
+        scores = replace(rows, Y=normal_scores(rows.Y))
+        found = _refitted(steps, ranked.best, scores)
+        return None if found is None else _refitted(steps, _holding(found, held), rows)
+
     gain, own = (
-        held_out_gain(data, partial(_refitted, steps, each), early_stopping=False)
-        for each in (model, best.model)
+        held_out_gain(data, refit, early_stopping=False)
+        for refit in (refitted_to_ranks, partial(_refitted, steps, best.model))
     )
     advantage = PredictiveGap.of(own, gain)
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
-        return initial
+        return replace(initial, constant_weight=constant_weight(own, data.P))
     if not confirms(gain, data.N):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
-    return replace(ranked, optima=(optimum,), held=held)
+    return replace(
+        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.P)
+    )
+
+
+def _holding(model: Model, names: Iterable[str]) -> Model:
+    """Return a copy of a model in which some kernel parameters stay as they are."""
+    copy = copy_module(model)
+    for name in names:
+        copy.kernel.get_parameter(name).requires_grad_(False)
+    return copy
 
 
 def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:
@@ -169,6 +196,31 @@ def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> boo
         others = gain.sort().values[1:]
         gap = PredictiveGap.of(others, torch.zeros_like(others))
     return gap.nats >= _CONFIDENT * gap.standard_error
+
+
+def constant_weight(gain: Float[Tensor, " n"], P: int = 1) -> float:
+    """Return the expected share of observations that a constant describes, not the model.
+
+    If that share is w, a held-out row with the gain g_i over the constant has the likelihood
+    (1 − w) exp(g_i) + w relative to the constant. With the prior p(w) = 2 w,
+
+        E[w | g] = ∫ w² Π_i ((1 − w) exp(g_i) + w) dw / ∫ w Π_i ((1 − w) exp(g_i) + w) dw,
+
+    which is 2/(n + 3) if the model predicts all n rows better by far, and the larger the less it
+    gains. A share w adds w times the variance of the targets to the expected squared error. It is
+    therefore at most exp(−2 ḡ/P), about the share of this variance that the model leaves.
+
+    Args:
+        gain: gains of the held-out rows, in nats, summed over P targets.
+        P: number of targets.
+
+    >>> round(constant_weight(torch.full((8,), 1.0)), 3), round(constant_weight(torch.zeros(8)), 3)
+    (0.135, 0.667)
+    """
+    nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
+    rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
+    density = (rows.sum(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
+    return min((density @ nodes).item(), exp(-2 * gain.mean().item() / P))
 
 
 def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:
@@ -187,9 +239,8 @@ def _refitted(steps: FastSteps[Model], model: Model, rows: Dataset) -> Model | N
 def _exceeds_constant(
     model: InducingModel, evidence: float, rows: Dataset, *, times: float = 1.0
 ) -> bool:
-    constant = _constant(model, rows, rows)
-    total = constant if rows.weights is None else rows.weights * constant
-    return evidence - total.sum().item() > times * significant_gain(model, rows.N)
+    constant = (rows.counts @ _constant(model, rows, rows)).item()
+    return evidence - constant > times * significant_gain(model, rows.N)
 
 
 def held_out_gain(
@@ -229,10 +280,10 @@ def constant_log_density(
     Args:
         centred: whether the mean is zero, as that of the model is.
     """
-    weights = rest.X.new_ones(rest.N) if rest.weights is None else rest.weights
-    share = (weights / weights.sum())[:, None]
-    mean = (share * rest.Y).sum(0) * (not centred)
-    variance = (share * (rest.Y - mean).square()).sum(0).clamp_min(LEAST_NOISE)
+    mean = (
+        torch.zeros_like(rest.Y[0]) if centred else rest.weighted(rest.Y).sum(0) / rest.observations
+    )
+    variance = rest.mean_square(mean).clamp_min(LEAST_NOISE)
     return -0.5 * ((held.Y - mean).square() / variance + variance.log() + log(2 * pi)).sum(1)
 
 

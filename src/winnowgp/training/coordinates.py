@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.multi_output import MultiOutputGP
 
 _FARTHEST = 30.0
 # Shortest lengthscale relative to an input's standard deviation. Rows are then independent, and
@@ -81,7 +82,9 @@ class Coordinates:
         X: the inputs; the means of the latents for a GP-LVM.
     """
 
-    def __init__(self, model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> None:
+    def __init__(
+        self, model: InducingModel | LatentModel | MultiOutputGP, X: Float[Tensor, "N D"]
+    ) -> None:
         self.model = model
         self._entries = tuple(_entries(model, X))
         nothing = X.new_ones(0)
@@ -114,6 +117,11 @@ class Coordinates:
         """
         return bool(((x >= self._least) & (x <= self._most)).all())
 
+    def clear_gradient(self) -> None:
+        """Remove the gradients of the parameters."""
+        for entry in self._entries:
+            entry.parameter.grad = None
+
     def gradient(self) -> Float[Tensor, " n"]:
         """Return the gradient in these coordinates."""
         slopes = iter(self._slopes())
@@ -134,10 +142,13 @@ class Coordinates:
                 yield next(known) if entry.is_softplus else entry.slope()
 
 
-def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Iterator[_Entry]:
+def _entries(
+    model: InducingModel | LatentModel | MultiOutputGP, X: Float[Tensor, "N D"]
+) -> Iterator[_Entry]:
     spread = X.std(0, correction=0)
     means = (model.mean,) if isinstance(model, InducingModel) else ()
-    for module in (model.kernel, *means, model.likelihood):
+    kernels = model.kernels if isinstance(model, MultiOutputGP) else (model.kernel,)
+    for module in (*kernels, *means, model.likelihood):
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if parameter.requires_grad:
                 logarithmic = isinstance(constraint, Positive | GreaterThan)
@@ -152,9 +163,14 @@ def _entries(model: InducingModel | LatentModel, X: Float[Tensor, "N D"]) -> Ite
                 if logarithmic and _is_distance(module, name):
                     entry = replace(entry, least=_shortest(spread, entry))
                 yield entry
-    if model.candidates.requires_grad and model.K:
-        scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0).repeat(model.K)
-        yield _Entry(model.candidates, None, scale, X.mean(0).repeat(model.K))
+    for candidates in model.candidate_sets:
+        if candidates.requires_grad and len(candidates):
+            scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0)
+            origin = X.mean(0).repeat(len(candidates))
+            yield _Entry(candidates, None, scale.repeat(len(candidates)), origin)
+    if isinstance(model, MultiOutputGP) and bool(model.mixing_learnt.any()):
+        one = X.new_ones(model.raw_mixing.numel())
+        yield _Entry(model.raw_mixing, None, one, 0 * one)
     if isinstance(model, LatentModel):
         mean, log_variance = model.latents.mean, model.latents.log_variance
         if mean.requires_grad:

@@ -7,13 +7,14 @@ from gpytorch.kernels import Kernel
 
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, HeteroscedasticGP, LatentVariableGP
+from winnowgp.models import DeepGP, HeteroscedasticGP, LatentVariableGP, MultiOutputGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import GAIN, ITERATIONS, fit_gplvm
 from winnowgp.training.fast_heteroscedastic import fit_heteroscedastic
+from winnowgp.training.fast_multi_output import fit_multi_output
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance
 from winnowgp.training.schedules import FitResult, Schedule, Trained, TrainingContext
@@ -43,6 +44,9 @@ class FastSchedule(Schedule):
 
     For `HeteroscedasticGP`, the function and its log noise are fitted in this way in turn; each has
     inducing points of its own.
+
+    For `MultiOutputGP`, the candidates of all processes compete in one elimination, and tolerances
+    are nats per observed target.
 
     For `DeepGP`, layers are trained by Adam with natural gradients, and the points of all layers
     are selected from one pass of sites. For `LatentVariableGP`, the latent positions are optimised
@@ -131,6 +135,18 @@ class FastSchedule(Schedule):
                 rounds=self.rounds,
                 iterations=self.iterations or ITERATIONS,
                 gain=GAIN if self.gain is None else self.gain,
+                inclusion_steps=self.inclusion_steps,
+                context=context,
+            )
+        if isinstance(model, MultiOutputGP):
+            return fit_multi_output(
+                model,
+                data,
+                goal=self.goal,
+                n_candidates=self.n_candidates,
+                rounds=self.rounds,
+                iterations=self.iterations or 500,
+                gain=5e-6 if self.gain is None else self.gain,
                 inclusion_steps=self.inclusion_steps,
                 context=context,
             )

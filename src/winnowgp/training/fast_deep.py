@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import final
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, greedy_variance
-from winnowgp.models.deep_costs import prediction_prices
+from winnowgp.models.deep_costs import prediction_cost, prediction_prices
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, elimination_frontier
@@ -26,7 +27,7 @@ from winnowgp.training.goals import (
     natural_selection,
 )
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
-from winnowgp.training.schedules import FitResult, TrainingContext, draw_seed
+from winnowgp.training.schedules import FitResult, SizedDeepModel, TrainingContext, draw_seed
 from winnowgp.typing import Mask
 
 # Largest number of rows times samples that sites are computed at, and of numbers in one pass.
@@ -40,6 +41,8 @@ _GROWTH_ROWS = 4096
 # Predicted ELBO gap of the first round relative to the tolerance, and the factor by which it
 # decreases after a round that missed the tolerance.
 _EXCESS, _LESS = 2.0, 0.25
+# Factor of the ELBO gap from one of the smaller models to the next.
+_SMALLER = 4.0
 
 
 @final
@@ -70,12 +73,16 @@ class DeepTraining:
     max_candidates: int | None = None
     """With a `Tolerance`, layers get twice as many candidates, up to this number, as long as that
     gains more than the tolerance; None keeps the candidates of the model."""
+    smaller_models: int = 0
+    """With a `Tolerance`, number of smaller models that are trained after the selected one, each
+    with four times the gap of the one before; `FitResult.allocations` has them."""
 
     def __post_init__(self) -> None:
-        if min(self.layerwise, self.pre, self.post) < 0 or self.samples < 1:
+        if min(self.layerwise, self.pre, self.post, self.smaller_models) < 0 or self.samples < 1:
             raise InputError(
-                "`layerwise`, `pre` and `post` must be zero or more steps and `samples` at least "
-                f"one; got {self.layerwise}, {self.pre}, {self.post} and {self.samples}."
+                "`layerwise`, `pre`, `post` and `smaller_models` must be zero or more, and "
+                f"`samples` at least one; got {self.layerwise}, {self.pre}, {self.post}, "
+                f"{self.smaller_models} and {self.samples}."
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
@@ -131,11 +138,11 @@ def fit_deep(
         return pruned.result(elbo, pruned.gap)
     if pruned is None:
         steps.train(model, "pre-train", training.pre)
-        fitted = _Fitted(model, steps.elbo(model), None)
+        fitted = steps.fitted(model, None)
         fitted = steps.grown(fitted, tolerance=goal.nats)
     else:
         steps.train(pruned.model, "post-train", training.post)
-        fitted = _Fitted(pruned.model, steps.elbo(pruned.model), pruned)
+        fitted = steps.fitted(pruned.model, pruned)
     return steps.within(replace(goal, limit=None), fitted)
 
 
@@ -177,15 +184,18 @@ class _DeepSteps:
         self.constant = training.layer_training()
         # All models are compared on the same samples.
         self.seed = draw_seed(context.generator)
+        self.trained: list[_Fitted] = []
 
     def train(self, model: DeepGP, phase: str, steps: int) -> None:
         """Train with a learning rate that decreases over the last third of the steps."""
         cooled = self.training.layer_training(cooling=_COOLING)
         cooled.run(model, self.batches, phase, steps=steps, context=self.context)
 
-    def elbo(self, model: DeepGP) -> float:
-        """Return the ELBO of all rows, with the same samples for every model."""
-        return seeded_elbo(model, self.data, self.context.generator, seed=self.seed)
+    def fitted(self, model: DeepGP, selected: "_Selected | None") -> _Fitted:
+        """Return a trained model with its ELBO of all rows, of the same samples for every model."""
+        elbo = seeded_elbo(model, self.data, self.context.generator, seed=self.seed)
+        self.trained.append(_Fitted(model, elbo, selected))
+        return self.trained[-1]
 
     def pruned_in_rounds(self, model: DeepGP, goal: Goal) -> "_Selected":
         """Train the candidates and remove a share of them, in every round."""
@@ -207,10 +217,8 @@ class _DeepSteps:
                 # All inputs are represented already.
                 break
             self.train(larger, "more candidates", self.training.pre)
-            before, fitted = (
-                fitted,
-                max(fitted, _Fitted(larger, self.elbo(larger), None), key=lambda each: each.elbo),
-            )
+            before = fitted
+            fitted = max(fitted, self.fitted(larger, None), key=lambda each: each.elbo)
             if fitted.elbo - before.elbo <= tolerance * self.data.observations:
                 break
         return fitted
@@ -229,16 +237,54 @@ class _DeepSteps:
                 break
             steps = self.training.post // self.rounds + (number < self.training.post % self.rounds)
             self.train(selected.model, "post-train", steps)
-            smaller = _Fitted(selected.model, self.elbo(selected.model), selected)
+            smaller = self.fitted(selected.model, selected)
             best = max(best, smaller.elbo)
             if smaller.elbo >= best - goal.nats * N:
                 fitted = smaller
             else:
                 excess *= _LESS
-        # Points without any effect are all that may be removed without further training.
-        selected = fitted.selected or self.select(fitted.model, nothing)
-        elbo = fitted.elbo if fitted.selected is not None else self.elbo(selected.model)
-        return selected.result(elbo, best - elbo)
+        if fitted.selected is None:
+            # Points without any effect are all that may be removed without further training.
+            selected = self.select(fitted.model, nothing)
+            fitted = self.fitted(selected.model, selected)
+        self.train_smaller(fitted, goal, best)
+        best = max(each.elbo for each in self.trained)
+        within = [
+            each
+            for each in self.trained
+            if each.selected is not None and each.elbo >= best - goal.nats * N
+        ]
+        fitted = min(within, key=self.cost, default=fitted)
+        assert fitted.selected is not None
+        result = fitted.selected.result(fitted.elbo, best - fitted.elbo)
+        return replace(result, allocations=self.allocations(fitted))
+
+    def train_smaller(self, fitted: _Fitted, goal: Tolerance, best: float) -> None:
+        """Train smaller models, each with a larger gap."""
+        N, gap = self.data.observations, goal.nats
+        for _ in range(self.training.smaller_models):
+            gap *= _SMALLER
+            slack = max(fitted.elbo - best + gap * N, goal.nats * N)
+            selected = self.select(fitted.model, replace(goal, nats=_EXCESS * slack / N))
+            if selected.model.sizes == fitted.model.sizes:
+                return
+            self.train(selected.model, "smaller model", self.training.post // self.rounds)
+            fitted = self.fitted(selected.model, selected)
+
+    def cost(self, fitted: _Fitted) -> tuple[int, float]:
+        """Return the cost of a prediction; of equal costs, the higher ELBO is less."""
+        samples = self.training.predict_samples or 1
+        return prediction_cost(fitted.model.layers, samples=samples), -fitted.elbo
+
+    def allocations(self, chosen: _Fitted) -> tuple[SizedDeepModel, ...]:
+        """Return the other trained models that no quicker one has the ELBO of, quickest first."""
+        frontier, highest = list[_Fitted](), -inf
+        for each in sorted(self.trained, key=self.cost):
+            if each.elbo > highest or each is chosen:
+                frontier.append(each)
+            highest = max(highest, each.elbo)
+        others = [each for each in frontier if each is not chosen]
+        return tuple(SizedDeepModel(each.model.posterior(), each.elbo) for each in others)
 
     def select(self, model: DeepGP, goal: Goal, *, share: float = 1.0) -> "_Selected":
         """Prune the model to the goal's sets, or a share of the way towards them."""

@@ -79,6 +79,7 @@ def fit_heteroscedastic(
         linear_term=False,
         kept_sizes=0,
         max_seconds=_share(clock, _FIRST),
+        reported=False,
     )
     noise = fit_sparse(model.log_noise, targets, training=settings, context=context)
     start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
@@ -89,7 +90,9 @@ def fit_heteroscedastic(
     current = steps.alternate(start)
     current, pool, selection = steps.select_noise(current, settings.goal)
     earlier = not isinstance(training.goal, AllCandidates)
-    warm = replace(training, warm_start=earlier, max_seconds=_share(clock, 1.0))
+    # Held-out densities of weighted rows would not be those of the model.
+    limit = _share(clock, 1.0)
+    warm = replace(training, warm_start=earlier, max_seconds=limit, reported=False)
     last = fit_sparse(current.function, current.weighted(rows), training=warm, context=context)
     current = steps.optimise_noise(current.with_parts(function=last.model))
     current = current.with_best_q(rows, gain=_SETTLED).normalised(rows)
@@ -249,9 +252,8 @@ def _shifted(frontier: SizeFrontier | None, nats: float, rows: Dataset) -> SizeF
     if frontier is None:
         return None
     evidence = None if frontier.evidence is None else frontier.evidence + nats
-    # Held-out densities were those of weighted rows.
-    unknown = torch.full_like(frontier.log_densities, nan)
-    return SizeFrontier(frontier.elbos + nats, unknown, rows.observations, evidence)
+    elbos, densities = frontier.elbos + nats, frontier.log_densities
+    return SizeFrontier(elbos, densities, rows.observations, evidence)
 
 
 def _sized(

@@ -58,6 +58,8 @@ class SparseTraining:
     kept_sizes: int = 3
     criterion: str = "elbo"
     warm_start: bool = False
+    reported: bool = True
+    """Whether held-out densities are computed for the report."""
 
 
 def fit_sparse(
@@ -88,7 +90,9 @@ def fit_sparse(
     steps.warn_unless_settled(fitted)
     pool, selection = _inclusion(steps, fitted, training, context.generator)
     assert selection.frontier is not None
-    held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
+    held_out = None
+    if training.reported:
+        held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
         sized = tuple(each.sized(data, held_out) for each in smaller)
@@ -130,6 +134,7 @@ def fit_sparse(
         frontier=frontier,
         sized=sized,
         predictive_gap=gap,
+        constant_weight=initial.constant_weight,
     )
 
 
@@ -452,10 +457,8 @@ def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> 
 def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     data = steps.data
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
-    whole = data.N * M <= 250_000
-    if whole:
-        # Evaluations take a few milliseconds, and local optima differ by thousandths of nats per
-        # observation: two starts are optimised to the end.
+    if steps.is_quick(M):
+        # Local optima differ by thousandths of nats per observation: two are optimised to the end.
         starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=2)
     else:
         part = steps.part(max(2000, 4 * M, data.N // 8))

@@ -30,14 +30,14 @@ from winnowgp.training.hyperparameters import (
     maximise_evidence,
     optimise_evidence,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.local_evidence import maximise_local_evidence
-from winnowgp.training.row_sampling import (
+from winnowgp.training.initialization import (
     is_complete,
     representative_rows,
     rows_in_memory,
     with_unit_weights,
 )
+from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.local_evidence import maximise_local_evidence
 from winnowgp.training.schedules import TrainingContext
 from winnowgp.typing import Mask
 
@@ -260,8 +260,15 @@ class FastSteps(Generic[Model]):
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
             start, _ = self._shortly(start, part, 100)
-        stop = Stop(2e-4 * self.data.observations, 20, 150)
-        return self.optimise(start, stop=stop, precision="mixed")
+        stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
+        return self.optimise(start, stop=stop, precision=None if self.is_quick(M) else "mixed")
+
+    def is_quick(self, M: int) -> bool:
+        """Whether an evaluation with M points takes a few milliseconds.
+
+        Blocks of rows in float32 take longer then, and their rounding ends the optimisation early.
+        """
+        return self.data.N * M <= 250_000
 
     @property
     def can_hold_out(self) -> bool:
@@ -447,7 +454,8 @@ class FastSteps(Generic[Model]):
     def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
         stop = Stop(3e-4 * on.observations, 20, iterations)
         try:
-            return self.optimise(start, stop=stop, on=on, precision="mixed")
+            precision = None if self.is_quick(start.K) else "mixed"
+            return self.optimise(start, stop=stop, on=on, precision=precision)
         except TrainingError:
             return start, -inf
 

@@ -15,11 +15,11 @@ finer structure, and the collapsed bound of all rows decides later.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, sqrt
 from typing import Generic
 
 import torch
-from gpytorch.kernels import AdditiveKernel, LinearKernel
 from jaxtyping import Int
 from torch import Tensor
 
@@ -40,14 +40,16 @@ from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     column_spread,
+    representative_rows,
     set_within,
     shorten_lengthscales,
     starting_points,
     trainable_lengthscales,
     transferred,
+    with_linear_term,
+    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.row_sampling import representative_rows, with_unit_weights
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -58,6 +60,8 @@ _FEW, _SHORTLY = 3, 12
 # With many rows, the bound of one inducing point in so many rows stands for the evidence where it
 # is at most so many nats per observation lower.
 _ROWS_PER_POINT, _CLOSE = 8, 2e-3
+# Times as many rows which may resolve shorter lengthscales.
+_MORE = 1.5
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
@@ -81,6 +85,8 @@ class Optimum(Generic[Model]):
     """Position of its kernel among those that were compared."""
     log_prior: float = 0.0
     """Log density of the hyper-parameters under their priors, in nats."""
+    converged: bool = False
+    """Whether the optimisation ended before its largest number of iterations."""
 
     @property
     def objective(self) -> float:
@@ -105,6 +111,8 @@ class Initialization(Generic[Model]):
     """Nats per observation by which a linear term raised the evidence, if one was added."""
     held: tuple[str, ...] = ()
     """Names of kernel parameters that stay as they are during the fit, and are free after it."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the best optimum."""
 
     @property
     def best(self) -> Model:
@@ -136,7 +144,7 @@ def maximise_evidence(
     first, *others = _stages(rows)
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
     comparison = others[0] if others else first
-    starts = search.single_columns(min(rows, STAGES[-1]))
+    starts = search.single_columns(comparison)
     if others:
         ranked = search.optimise([*search.continued(ranked), *starts], comparison)
     else:
@@ -147,14 +155,15 @@ def maximise_evidence(
     ranked.sort(key=_descending)
     kernels = _best_of_each(ranked, len(models))
     linear_gain = None
-    if linear_term:
+    if linear_term and not comparison < rows <= STAGES[-1]:
         ranked, linear_gain = search.linear_term(ranked, _best_optima(ranked)[:2], comparison)
-    for count in others[1:]:
+    for previous, count in pairwise(others):
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
-        ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
+        starts = search.continued(ranked, shortened=count >= _MORE * previous)
+        ranked = search.optimise(starts[:most], count, continued=True)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
-        # A slope that pays with all rows may not have paid with a part of them.
+        # A slope that pays with all rows may not pay with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
     optima = tuple(_distinct(ranked))
     return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
@@ -200,8 +209,8 @@ class _Search(Generic[Model]):
         """Return the optimum of each start on `count` rows, the best first.
 
         All are compared after a few iterations. Those that approach an optimum which another start
-        has reached are not continued. Of many starts, nor is the worse half, except for the best of
-        each kernel; of starts on many rows, all but the best.
+        has reached are left out. Of many starts, the worse half is not continued, except for the
+        best of each kernel; of starts on many rows, all but the best.
 
         Args:
             continued: whether the starts are optima of fewer rows; those far below the best have
@@ -209,6 +218,7 @@ class _Search(Generic[Model]):
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
+        gain = 1e-4 if continued and rows.N == self.data.N and not expensive else gain
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
@@ -218,9 +228,12 @@ class _Search(Generic[Model]):
         best = [] if expensive else _best_optima(first)
         highest = max([o.objective for o in (*ranked, *first)], default=-inf)
         for optimum in first:
+            if any(approaches(optimum, other, rows) for other in ranked):
+                continue
             lost = continued and optimum.objective < highest - _LOST * rows.observations
-            known = any(approaches(optimum, other, rows) for other in ranked)
-            if lost or known or (optimum not in half and optimum not in best):
+            # Others may have ended at a saddle point, which a fresh start leaves.
+            settled = optimum.converged and optimum.objective == highest
+            if lost or settled or (optimum not in half and optimum not in best):
                 ranked.append(optimum)
             else:
                 start = Start(optimum.model, optimum.kernel)
@@ -240,8 +253,7 @@ class _Search(Generic[Model]):
             model = copy_module(start.model)
             evidence = self._optimise_sparse(model, rows, stop)
             if evidence is None:
-                evidence = self._optimise(model, rows, stop)
-                optima.append(_optimum(model, evidence, rows, start.kernel))
+                optima.append(self._optimise(model, rows, stop, start.kernel))
             else:
                 approximate.append(_optimum(model, evidence, rows, start.kernel))
         approximate.sort(key=_descending)
@@ -252,16 +264,16 @@ class _Search(Generic[Model]):
                 continue
             model = copy_module(optimum.model)
             few = Stop(0.3 * stop.gain, 3, stop.iterations)
-            after = _optimum(model, self._optimise(model, rows, few), rows, optimum.kernel)
+            after = self._optimise(model, rows, few, optimum.kernel)
             settled = after.objective - optimum.objective < _CLOSE * rows.observations
             optima.append(after)
         return sorted(optima, key=_descending)
 
-    def _optimise(self, model: Model, rows: Dataset, stop: Stop) -> float:
+    def _optimise(self, model: Model, rows: Dataset, stop: Stop, kernel: int) -> Optimum[Model]:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
         evidence, iterations = optimise_evidence(model, rows, stop, self.checkpoint_log)
         self.budget.spend(1.15 * iterations * dense_work(model, rows))
-        return evidence
+        return _optimum(model, evidence, rows, kernel, converged=iterations < stop.iterations)
 
     def _optimise_sparse(self, model: Model, rows: Dataset, stop: Stop) -> float | None:
         """Maximise the bound of inducing points at rows, in place, where it is close and quicker.
@@ -292,16 +304,22 @@ class _Search(Generic[Model]):
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
         return _value(model, rows)
 
-    def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
+    def continued(
+        self, ranked: Sequence[Optimum[Model]], *, shortened: bool = True
+    ) -> list[Start[Model]]:
         """Return the best optimum as it is, and distinct ones with lengthscales within range.
 
         The best one unchanged as well: bringing back the lengthscale of a column that is irrelevant
         with more rows, too, can end in a worse mode.
+
+        Args:
+            shortened: whether to bring lengthscales back into range.
         """
         starts = [Start(ranked[0].model, ranked[0].kernel)]
         for optimum in _distinct(ranked)[:2]:
             model = copy_module(optimum.model)
-            if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
+            changed = shortened and shorten_lengthscales(model.kernel, self.data)
+            if changed or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
 
@@ -337,10 +355,11 @@ class _Search(Generic[Model]):
 
         Returns: the gain is in nats per observation, None if the term does not pay.
         """
-        starts = [_with_linear(base, self.data) for base in bases]
+        starts = [Start(with_linear_term(base.model, self.data), base.kernel) for base in bases]
+        needed = max(0.01 * ranked[0].observations, 3 + 0.5 * self.data.D)
         best = self.optimise(starts, count)[0]
         gain = best.objective - ranked[0].objective
-        if gain <= max(0.01 * best.observations, 3 + 0.5 * self.data.D):
+        if gain <= needed:
             return ranked, None
         return [best, *ranked], gain / best.observations
 
@@ -438,9 +457,12 @@ def _objective(model: InducingModel, rows: Dataset) -> float:
         return _value(model, rows) + log_prior(model).item()
 
 
-def _optimum(model: Model, evidence: float, rows: Dataset, kernel: int) -> Optimum[Model]:
+def _optimum(
+    model: Model, evidence: float, rows: Dataset, kernel: int, *, converged: bool = False
+) -> Optimum[Model]:
     with torch.no_grad():
-        return Optimum(model, evidence, rows.observations, kernel, log_prior(model).item())
+        prior = log_prior(model).item()
+    return Optimum(model, evidence, rows.observations, kernel, prior, converged)
 
 
 def _descending(optimum: Optimum[Model]) -> float:
@@ -475,13 +497,3 @@ def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, 
     for optimum in reversed(ranked):
         best[optimum.kernel] = optimum.objective / optimum.observations
     return tuple(best)
-
-
-def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
-    """Return the optimum with a linear term in addition, of a tenth of the targets' variance."""
-    model = copy_module(optimum.model)
-    linear = LinearKernel(ard_num_dims=data.D).to(data.X)
-    variance = 0.1 / (data.D * data.X.var(0, correction=0).clamp_min(1e-12))
-    linear.variance = variance[None]
-    model.kernel = AdditiveKernel(model.kernel, linear)
-    return Start(model, optimum.kernel)

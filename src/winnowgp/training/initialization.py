@@ -1,18 +1,24 @@
-"""Hyper-parameters, latent positions and cluster centres to start from."""
+"""Where training starts: hyper-parameters, latent positions, cluster centres, and samples of rows.
+
+Sums over a sample of rows have weights that make them unbiased.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import gpytorch
 import torch
 from gpytorch import Module, likelihoods
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ScaleKernel
 from gpytorch.means import ConstantMean
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.data import Dataset, MaskedMatrix, Source
+from winnowgp.data.repeats import measured_repeatedly
+from winnowgp.data.row_indices import sampled_rows
+from winnowgp.models import MultiOutputGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
@@ -152,7 +158,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     noisy = noise_of(model.likelihood) is not None
     scales = (0.1, 0.01) if noisy else kernel_variances(model.likelihood, data)
     lengthscales = trainable_lengthscales(model.kernel)
-    ratios = _relative_lengthscales(lengthscales)
+    ratios = relative_lengthscales(lengthscales)
     columns = max([column_count(kernel, data) for kernel in lengthscales] or [data.D])
     factors = ("root", 1.0, 0.1) if columns <= 3 else ("root", 1.0)
     for factor in factors if columns > 1 else factors[1:]:
@@ -174,7 +180,7 @@ def starting_points(model: Model, data: Dataset, count: int | None = None) -> li
     return starts
 
 
-def _relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
+def relative_lengthscales(kernels: Sequence[Kernel]) -> list[Tensor | float]:
     """Return the lengthscales of each kernel, divided by those of the first on as many columns."""
     first: dict[torch.Size, Tensor] = {}
     ratios: list[Tensor | float] = []
@@ -204,6 +210,16 @@ def transferred(source: Model, target: Model) -> Model:
     return model
 
 
+def with_linear_term(model: Model, data: Dataset) -> Model:
+    """Return the model with a linear term in addition, of a tenth of the targets' variance."""
+    model = copy_module(model)
+    linear = LinearKernel(ard_num_dims=data.D).to(data.X)
+    variance = 0.1 / (data.D * data.X.var(0, correction=0).clamp_min(1e-12))
+    linear.variance = variance[None]
+    model.kernel = AdditiveKernel(model.kernel, linear)
+    return model
+
+
 def shorten_lengthscales(kernel: Kernel, data: Dataset) -> bool:
     """Limit lengthscales to 2√D standard deviations; beyond, their gradient vanishes.
 
@@ -219,7 +235,7 @@ def shorten_lengthscales(kernel: Kernel, data: Dataset) -> bool:
     return changed
 
 
-def lift_noise(model: InducingModel, rows: Dataset) -> None:
+def lift_noise(model: InducingModel | MultiOutputGP, rows: Dataset) -> None:
     """Reset noise that has reached its lower constraint, where its gradient vanishes."""
     noise = noise_of(model.likelihood)
     if noise is None:
@@ -300,18 +316,103 @@ def kmeans(
     count: int,
     *,
     seed: int,
-    init: str = "k-means++",
     restarts: int | str = "auto",
     max_iter: int = 300,
 ) -> Float[Tensor, "count D"]:
-    """Return the centres of k-means clusters, the best of some runs.
+    """Return the centres of k-means clusters, the best of some runs from k-means++.
 
     Args:
-        restarts: number of runs; "auto" is one for k-means++, and ten for random centres.
+        restarts: number of runs; "auto" is one.
     """
     # Importing scikit-learn's clustering takes half a second, which not every fit needs.
     from sklearn.cluster import KMeans
 
-    clusters = KMeans(count, init=init, max_iter=max_iter, random_state=seed)
+    clusters = KMeans(count, max_iter=max_iter, random_state=seed)
     clusters.set_params(n_init=restarts).fit(X.cpu().numpy())
     return torch.as_tensor(clusters.cluster_centers_).to(X)
+
+
+# Largest number of rows that are sampled from a source which is not in memory. A wide table is
+# limited to `NUMBERS` numbers, but to at least `_FEWEST_ROWS` rows, which the schedule uses.
+SAMPLE, NUMBERS, _FEWEST_ROWS = 2**18, 2**25, 4096
+# A source with at most this many rows, all of them in the sample, is not read again in each pass.
+HELD = SAMPLE
+# A sample with fewer rows of the rarest kind of target than this is stratified.
+_FEWEST = 100
+
+
+def representative_rows(
+    model: InducingModel, data: Dataset, order: Int[Tensor, " N"], count: int
+) -> Dataset:
+    """Return `count` rows in random order, with enough rows of rare targets.
+
+    Few of 250 rows have a class of 1 %, or a count above zero at a rate of 0.05, and the evidence
+    of so few events prefers a constant. Rare classes and counts above zero fill up to half of the
+    rows. Weights restore the shares: a row of kind s has the weight N_s/n_s, relative to the kind
+    with the largest. Weights above one would be repeated observations, which always agree; their
+    evidence prefers a function that interpolates every row.
+    """
+    plain = data.part(order[:count])
+    if noise_of(model.likelihood) is not None or count >= data.N or data.P != 1:
+        return plain
+    values = data.Y[order, 0]
+    if not bool((values == values.round()).all()):
+        return plain
+    # Classes, or zero against positive counts.
+    kinds = values.unique() if len(values.unique()) <= 10 else values.new_tensor([0.0, 1.0])
+    kind = torch.bucketize(values.clamp_max(kinds[-1]), kinds)
+    totals = torch.bincount(kind, minlength=len(kinds))
+    expected = totals * (count / data.N)
+    if bool((expected >= _FEWEST).all()):
+        return plain
+    rare = expected < _FEWEST
+    share = max(count // (2 * int(rare.sum())), 1)
+    sizes = torch.where(rare, totals.clamp_max(share), totals)
+    left = count - int(sizes[rare].sum())
+    common = totals[~rare].sum().clamp_min(1)
+    sizes = torch.where(rare, sizes, (totals * left) // common)
+    parts, weights = [], []
+    for s, size in enumerate(sizes.tolist()):
+        if size:
+            parts.append(order[kind == s][:size])
+            weights.append(values.new_full((len(parts[-1]),), totals[s].item() / len(parts[-1])))
+    rows = torch.cat(parts)
+    scale = torch.cat(weights)
+    chosen = data.part(rows)
+    own = 1.0 if chosen.weights is None else chosen.weights
+    return replace(chosen, weights=own * scale / scale.max())
+
+
+def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
+    """Return the rows with weights of one on average, where larger ones would imply no noise.
+
+    Several equal observations of a row determine its noise exactly: the evidence has no maximum in
+    σ², and parameters close to σ² = 0 make inducing points useless. Different observations at the
+    same inputs (`winnowgp.data.repeats.pooled`) determine it as well as each counts.
+    """
+    noisy = noise_of(model.likelihood) is not None
+    if rows.weights is None or not noisy or rows.observations <= rows.N:
+        return rows
+    if measured_repeatedly(rows):
+        return rows
+    return replace(rows, weights=rows.weights * (rows.N / rows.observations))
+
+
+def rows_in_memory(data: Source, generator: torch.Generator) -> tuple[Dataset, Tensor]:
+    """Return all rows or a random sample, in memory, and a random order of them."""
+    device = generator.device
+    dataset = data.as_dataset()
+    if dataset is not None:
+        return dataset, torch.randperm(data.N, generator=generator, device=device)
+    most = min(SAMPLE, max(_FEWEST_ROWS, NUMBERS // (data.D + data.P)))
+    if most >= data.N:
+        sample = data.part(torch.arange(data.N)).to(device)
+        return sample, torch.randperm(data.N, generator=generator, device=device)
+    rows = sampled_rows(data.N, most, generator)
+    sample = data.part(rows.cpu()).to(device)
+    return sample, torch.arange(sample.N, device=device)
+
+
+def is_complete(data: Source, sample: Dataset) -> bool:
+    """Return whether the sample contains all rows, and no other process has any."""
+    return sample.N == data.N <= HELD and len(data.shards()) == data.process_group.world_size == 1

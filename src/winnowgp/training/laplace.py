@@ -12,6 +12,7 @@ from math import inf, isfinite, sqrt
 from typing import final
 
 import torch
+from gpytorch.kernels import ConstantKernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.models.kernels import copy_module
+from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.training.lbfgs import Coordinates
 from winnowgp.training.schedules import FitResult, draw_seed
@@ -45,7 +47,11 @@ _STEP = 1e-3
 
 @torch.no_grad()
 def hyperparameter_mixture(
-    model: SparseGP, data: Dataset, *, generator: torch.Generator | None = None
+    model: SparseGP,
+    data: Dataset,
+    *,
+    constant_weight: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> MixturePosterior:
     """Return the mixture of posteriors over the hyper-parameters of a fitted model.
 
@@ -55,6 +61,9 @@ def hyperparameter_mixture(
     probability. If a few draws have all the weight, or none can be computed, the fitted posterior
     is the only member.
 
+    A constant can be a further member. Its weight limits what an observation that the model does
+    not describe costs: its log density is at least that under the constant plus the log weight.
+
     It takes 2 p evaluations of the bound with its gradient for p hyper-parameters and 128 without,
     O((p + 64) N M²), and predictions and files are 16 times those of one posterior.
 
@@ -62,28 +71,55 @@ def hyperparameter_mixture(
         model: a fitted model; frozen parameters and its inducing points are held. Without inducing
             points, only noise and mean are uncertain.
         data: the rows that it was fitted to.
+        constant_weight: weight of the constant model, such as that of `FitResult`; none if the
+            model has no inducing points.
         generator: source of randomness, seeded with 0 if None.
     """
     seed = 0 if generator is None else draw_seed(generator)
     density, mode = LogDensity(model, data), model.posterior(data)
     draws = _weighted_draws(density, seed=seed)
-    return MixturePosterior([density.posterior(x) for x in draws] or [mode], mode=mode)
+    members = [density.posterior(x) for x in draws] or [mode]
+    if not constant_weight or not model.K:
+        return MixturePosterior(members, mode=mode)
+    weights = data.X.new_full((len(members) + 1,), (1 - constant_weight) / len(members))
+    weights[-1] = constant_weight
+    members.append(constant_posterior(model, data))
+    return MixturePosterior(members, mode=mode, member_weights=weights)
+
+
+@torch.no_grad()
+def constant_posterior(model: SparseGP, data: Dataset) -> Posterior:
+    """Return the posterior of a constant that the rows scatter around, as Gaussian noise.
+
+    Args:
+        model: a model of the rows, which tells whether targets have a noise each.
+        data: complete rows without known noise.
+    """
+    mean = data.weighted(data.Y).sum(0) / data.observations
+    noise = data.mean_square(mean).clamp_min(LEAST_NOISE)
+    kernel = ConstantKernel()
+    kernel.initialize(constant=data.mean_square().mean().clamp_min(LEAST_NOISE))
+    one_each = noise if model.noise.dim() else noise.mean().item()
+    return SparseGP(kernel, data.X[:1], noise=one_each).posterior(data)
 
 
 def with_uncertain_hyperparameters(
     result: FitResult[SparseGP], data: Dataset, *, generator: torch.Generator
 ) -> FitResult[SparseGP]:
     """Return the result of a fit with mixtures of posteriors, also of its smaller models."""
+
+    def mixture(model: SparseGP) -> MixturePosterior:
+        weight = result.constant_weight
+        return hyperparameter_mixture(model, data, constant_weight=weight, generator=generator)
+
     sized = []
     for other in result.sized:
         assert isinstance(other.posterior, Posterior)
         model = result.model.with_candidates(other.posterior.Z)
         for name in ("kernel", "mean", "likelihood"):
             getattr(model, name).load_state_dict(getattr(other.posterior, name).state_dict())
-        mixture = hyperparameter_mixture(model, data, generator=generator)
-        sized.append(replace(other, posterior=mixture))
-    mixture = hyperparameter_mixture(result.model, data, generator=generator)
-    return replace(result, posterior=mixture, sized=tuple(sized))
+        sized.append(replace(other, posterior=mixture(model)))
+    return replace(result, posterior=mixture(result.model), sized=tuple(sized))
 
 
 def _weighted_draws(density: "LogDensity", *, seed: int) -> list[Float[Tensor, " p"]]:

@@ -19,9 +19,10 @@ from winnowgp.models.deep_gp import DeepEvaluation, estimate_elbo
 from winnowgp.models.deep_layer import layer_inputs, linear_map
 from winnowgp.models.deep_sites import hidden_precisions, layer_sites
 from winnowgp.models.priors import log_prior
-from winnowgp.training.adam import Adam, Minibatches
+from winnowgp.training.adam import Adam, Gradient, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.cuda_graphs import CapturedPass, captured_pass
 from winnowgp.training.hyperparameters import optimise_evidence
 from winnowgp.training.initialization import noise_of, set_noise, trainable_lengthscales
 from winnowgp.training.lbfgs import Stop
@@ -34,6 +35,8 @@ _SHORTENED = 5
 _EVIDENCE_ROWS = 1000
 # Rollback threshold of Adam, in nats per observation below the running average.
 _ROLLBACK = 1.0
+# Fewest steps of a phase that is recorded as a CUDA graph.
+_FEWEST_RECORDED = 30
 
 
 @final
@@ -83,10 +86,15 @@ class LayerTraining:
             rollback_threshold=_ROLLBACK,
         )
         latest: list[_NaturalPass] = []
+        recorded = self._recorded(model, batches, parameters, rates, steps)
 
-        def objective() -> Scalar:
+        def objective() -> Scalar | Gradient:
             rows = batches.next()
             eps = batches.local(model.base_samples(batches.rows, self.samples, context.generator))
+            latest.clear()
+            gradient = None if recorded is None else recorded.gradient(rows, eps)
+            if gradient is not None:
+                return gradient
 
             def elbo() -> Scalar:
                 evaluation = model.evaluated(rows, total=batches.total, eps=eps)
@@ -101,7 +109,11 @@ class LayerTraining:
                 # Noise of minibatches and samples is averaged over 1 / rate steps.
                 cooled = rate * adam.rate_factor(step - 1)
                 last = number == len(model.layers) - 1
-                latest[0].step(number, rate=max(cooled, 1 / step) if last else cooled)
+                natural_rate = max(cooled, 1 / step) if last else cooled
+                if recorded is not None and not latest:
+                    recorded.step(natural_rate)
+                else:
+                    latest[0].step(number, rate=natural_rate)
             context.notify(Progress.of(model, phase, step, steps, value))
 
         adam.maximise(
@@ -113,6 +125,22 @@ class LayerTraining:
             memory={"batches": batches, "natural": nn.ParameterList(natural)},
             process_group=batches.process_group,
         )
+
+    def _recorded(
+        self,
+        model: DeepGP,
+        batches: Minibatches,
+        parameters: Sequence[Tensor],
+        rates: dict[int, float],
+        steps: int,
+    ) -> CapturedPass | None:
+        """Return the pass as a CUDA graph; None where it does not pay or cannot be recorded."""
+        gaussian = isinstance(model.likelihood, GaussianLikelihood)
+        last_alone = list(rates) == [len(model.layers) - 1]
+        single = batches.process_group.world_size == 1
+        if not (gaussian and last_alone and single and steps >= _FEWEST_RECORDED):
+            return None
+        return captured_pass(model, batches, parameters, samples=self.samples)
 
     def _natural_rates(self, model: DeepGP) -> dict[int, float]:
         """Return the rate of every layer whose q(u) follows the natural gradient, by number."""
@@ -188,6 +216,7 @@ class _NaturalPass:
         assert mean.grad is not None
         slope = -self.batches.scale / process_group.world_size * mean.grad
         inputs = self.evaluation.passed.inputs[number]
+        whitened = self.evaluation.passed.whitened[number]
         sites = layer_sites(layer, inputs, mean, slope, self.precisions[number])
         old = layer.q_mean.clone(), layer.q_factor.clone()
         last = number == len(model.layers) - 1
@@ -195,7 +224,9 @@ class _NaturalPass:
         before = 0.0 if unchecked else self._mean(lambda: self.evaluation.fit - layer.points().kl())
         for _ in range(_SHORTENED):
             try:
-                step = sites.natural_step(layer, rate=rate, process_group=process_group)
+                step = sites.natural_step(
+                    layer, rate=rate, whitened=whitened, process_group=process_group
+                )
                 q_mean, q_factor = process_group.broadcast(*step)
                 _set(layer, q_mean if last else old[0], q_factor)
                 if unchecked or self._mean(lambda: self._last_bound(inputs)) >= before:

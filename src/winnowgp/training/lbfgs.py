@@ -21,7 +21,8 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.models.priors import log_prior
+from winnowgp.models.multi_output import MultiOutputGP
+from winnowgp.models.priors import log_prior_of
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.coordinates import Coordinates
@@ -324,7 +325,7 @@ def _bordered(A: Float[Tensor, "m m"], column: Float[Tensor, " k"]) -> Float[Ten
 
 
 def maximise_elbo(
-    model: InducingModel | LatentModel,
+    model: InducingModel | LatentModel | MultiOutputGP,
     X: Float[Tensor, "N D"],
     *,
     objective: Callable[[], Scalar],
@@ -345,15 +346,15 @@ def maximise_elbo(
             `EndPhase`.
         checkpoint_log: log in which this optimisation is recorded.
     """
-    coordinates = Coordinates(model, X)
+    coordinates, log_prior = Coordinates(model, X), log_prior_of(model)
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
         if not coordinates.in_range(x):
             return None
         coordinates.write(x)
-        model.zero_grad(set_to_none=True)
+        coordinates.clear_gradient()
         try:
-            value = objective() + log_prior(model)
+            value = objective() + log_prior()
             if value.requires_grad:
                 value.backward()
         except NotPositiveDefiniteError:
@@ -372,4 +373,4 @@ def maximise_elbo(
     coordinates.write(maximum.x)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
-        return replace(maximum, value=maximum.value - log_prior(model).item())
+        return replace(maximum, value=maximum.value - log_prior().item())

@@ -29,9 +29,9 @@ from winnowgp.training.initialization import (
     set_noise,
     set_within,
     trainable_lengthscales,
+    with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
-from winnowgp.training.row_sampling import with_unit_weights
 from winnowgp.typing import Scalar
 
 # Rows of a local block, and the largest number of blocks, by device.

@@ -16,11 +16,14 @@ from winnowgp.data import MaskedMatrix, Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
+from winnowgp.linalg import reuse_freed_memory
 from winnowgp.models import (
     DeepGP,
+    DeepPosterior,
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     MixturePosterior,
+    MultiOutputGP,
     Posterior,
 )
 from winnowgp.models.base import InducingModel
@@ -134,7 +137,9 @@ def warn_not_sharded(process_group: ProcessGroup, reason: str) -> None:
         )
 
 
-Trained = TypeVar("Trained", bound=InducingModel | DeepGP | LatentModel | HeteroscedasticGP)
+Trained = TypeVar(
+    "Trained", bound=InducingModel | DeepGP | LatentModel | HeteroscedasticGP | MultiOutputGP
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,15 @@ class SizedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedDeepModel:
+    """A deep GP with another allocation of inducing points to its layers."""
+
+    posterior: DeepPosterior
+    elbo: float
+    """ELBO in nats."""
+
+
+@dataclass(frozen=True, slots=True)
 class FitResult(Generic[Trained]):
     """A fitted model, its posterior, and how its inducing points were selected."""
 
@@ -174,8 +188,9 @@ class FitResult(Generic[Trained]):
     posterior: Any
     """Predicts without the training data: a `Posterior`, `DeepPosterior` or `LatentPosterior`."""
     selections: tuple[Selection, ...]
-    """The selection from each candidate set: one per layer of a deep GP, those of the function and
-    of its log noise for a `HeteroscedasticGP`, else one."""
+    """The selection from each candidate set: one per layer of a deep GP and per process of a
+    `MultiOutputGP`, those of the function and of its log noise for a `HeteroscedasticGP`, else
+    one."""
     candidates: tuple[Tensor, ...]
     """Locations `[K D]` of each candidate set when the selection was made."""
     elbo: float
@@ -201,12 +216,17 @@ class FitResult(Generic[Trained]):
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()
     """Models with fewer inducing points, refitted at their size, smallest first."""
+    allocations: tuple[SizedDeepModel, ...] = ()
+    """Other deep GPs that were trained and that no quicker one has the ELBO of, quickest first."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
     subset_posterior: SubsetPosterior | None = None
     """The posterior over subsets, if it is not that of independent inclusion."""
     noise_gain: float | None = None
     """Nats by which noise that depends on the inputs raised the ELBO; None for other models."""
+    constant_weight: float = 0.0
+    """Expected share of observations that a constant describes and not the model, by the held-out
+    rows of a fit to few rows; zero if none were held out."""
 
     @property
     def selection(self) -> Selection:
@@ -251,8 +271,8 @@ def fit(
     """Train a copy of a model and select inducing points among its candidates.
 
     Args:
-        model: a `SparseGP`, `VariationalGP`, `HeteroscedasticGP`, `DeepGP`, `LatentVariableGP` or
-            `SampledLatentGP`.
+        model: a `SparseGP`, `VariationalGP`, `HeteroscedasticGP`, `MultiOutputGP`, `DeepGP`,
+            `LatentVariableGP` or `SampledLatentGP`.
         data: a `Dataset`, or any other source for a `SparseGP` with `FastSchedule`; a
             `MaskedMatrix` for GP-LVMs. Processes that share a source all return the same result.
         schedule: the schedule of the fit; `FastSchedule()` if None, which selects the fewest
@@ -292,6 +312,7 @@ def fit(
     schedule.check(model, data)
     if generator is None:
         generator = torch.Generator(device=_device(model)).manual_seed(0)
+    reuse_freed_memory()
     identity: dict[str, Any] = {}
     if not isinstance(checkpoint, CheckpointLog):
         identity = {**_row_identity(data, saved=checkpoint is not None), "model": model}

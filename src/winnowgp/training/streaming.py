@@ -8,7 +8,7 @@ nats of batch and memory that are lost without it.
 
 The memory has points of its own, which include those of the model: what it loses is lost for all
 later batches and hyper-parameters, and what the model leaves out is not. So the points of the
-memory give up a tenth of a tolerance in all batches together, and those of the model the rest, in
+memory give up a fifth of a tolerance in all batches together, and those of the model the rest, in
 each batch anew.
 """
 
@@ -47,7 +47,7 @@ FRESH = 512
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
 # Share of the tolerance that the memory may give up, and points of it per point of the model.
-_MEMORY, _MOST_MEMORY = 0.1, 2
+_MEMORY, _MOST_MEMORY = 0.2, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -119,7 +119,7 @@ def update(
     pool = pool_of(online)
     if learn:
         before = online.memory.observations + earlier - waiting
-        pool = pool_of(_learnt(pool, data, pool_of, before=before))
+        pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     with threads_for(12.0 * statistics.K**3):
@@ -177,20 +177,21 @@ def _with_fresh(
     A row that is no candidate costs at most ½ (k_ii − q_ii)/σ² nats of the trace.
     """
     kernel, X = online.model.kernel, data.X
-    noise = online.model.noise.item() if isinstance(online.model, SparseGP) else 1.0
-    if data.noise is not None:
-        noise = 1 / (1 / (noise + data.noise)).mean().item()
+    noise = 1.0
+    if isinstance(online.model, SparseGP):
+        variance = online.model.noise if data.noise is None else online.model.noise + data.noise
+        noise = 1 / (1 / variance).mean().item()
     stop = 2 * noise * _UNSEEN * tolerance * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
 
 
-def _learnt(
+def optimise_hyperparameters(
     pool: OnlineGP,
     data: Dataset,
-    pool_of: Callable[[OnlineGP], OnlineGP],
     *,
     before: float,
+    pool_of: Callable[[OnlineGP], OnlineGP] = lambda online: online,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
@@ -199,7 +200,10 @@ def _learnt(
     with the rows as candidates that these need.
 
     Args:
+        pool: the model, whose parameters change in place.
+        data: the batch.
         before: number of observations when hyper-parameters were last optimised.
+        pool_of: returns a model with the candidates that its hyper-parameters need.
     """
     starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
@@ -253,10 +257,15 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
 
 
 def _within(goal: Tolerance, online: OnlineGP, data: Dataset, reference: float) -> Tolerance:
-    """Return the tolerance for rows on which the largest model gains little over a constant."""
+    """Return the tolerance for rows on which the largest model gains little over a constant.
+
+    Its share of the gain grows with it, from that of the default.
+    """
     if not isinstance(online.model, SparseGP):
         return goal
     N = online.memory.observations + data.observations
+    default = Tolerance()
+    goal = replace(goal, share=goal.share * max(goal.nats / default.nats, 1.0))
     return goal.within(reference - _constant_bound(online, data), N=N)
 
 
@@ -276,10 +285,10 @@ def _constant_bound(online: OnlineGP, data: Dataset) -> float:
     memory, P = online.memory, online.memory.P
     noise = target_noise(online.model.likelihood)
     variance = noise if data.noise is None else noise + data.noise
-    square = (memory.y.square().sum() + memory.residual) / noise
+    square = (memory.y.square() / noise).sum() + (memory.residual / noise).sum()
     square = square + data.weighted(data.Y.square() / variance).sum()
     scale = data.weighted((2 * pi * variance).log().expand_as(data.Y)).sum()
-    scale = scale + memory.N * P * (2 * pi * noise).log()
+    scale = scale + memory.N * (2 * pi * noise).log().expand(P).sum()
     count = (memory.N + data.observations) * P
     bound = -0.5 * (scale.item() + count * (log(max(square.item() / count, 1e-300)) + 1))
     if memory.fixed is not None:

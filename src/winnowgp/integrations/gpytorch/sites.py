@@ -24,12 +24,12 @@ from winnowgp.integrations.gpytorch.checks import (
     check_targets,
 )
 from winnowgp.integrations.gpytorch.distribution import (
+    EarlierRows,
     GaussianQ,
     PriorBlocks,
     Whitening,
     prior_blocks,
 )
-from winnowgp.integrations.gpytorch.memory import EarlierRows
 from winnowgp.integrations.gpytorch.strategies import (
     Call,
     InducingStrategy,

@@ -18,13 +18,13 @@ from winnowgp.integrations.gpytorch.checks import (
     drawn_seed,
 )
 from winnowgp.integrations.gpytorch.distribution import (
+    EarlierRows,
     GaussianQ,
     Same,
     Whitening,
     root,
     set_points,
 )
-from winnowgp.integrations.gpytorch.memory import EarlierRows
 from winnowgp.integrations.gpytorch.selection import Winnowed, select_points
 from winnowgp.integrations.gpytorch.sites import ModelELBO
 from winnowgp.integrations.gpytorch.strategies import (

@@ -1,0 +1,249 @@
+"""Regression of several targets, of several fidelities, and by a sum of effects.
+
+Every estimator here is a `winnowgp.models.MultiOutputGP`, and has another mixing matrix: that of
+several targets is learnt, that of several fidelities is a triangle, and a sum of effects has ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from torch import Tensor
+
+from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators import validation
+from winnowgp.estimators.base import documented
+from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
+from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
+from winnowgp.models import FidelityPosterior
+
+# Processes of many targets, if their number is not given.
+_PROCESSES = 6
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class MultiOutputGPRegressor(ProcessEstimator):
+    """Regression of several targets as combinations of processes with inducing points of their own.
+
+    Target p is Σ_q W_pq f_q(x) plus noise. A smooth process keeps few inducing points and a rough
+    one many: one search over the candidates of all processes allocates them. Targets may be missing
+    (NaN) in some rows, and are then predicted from the others too. Inputs and targets are
+    standardised internally. `SparseGPRegressor` fits several targets with one kernel and one set of
+    inducing points for all of them.
+
+    Args:
+        n_latents: number of processes Q; by default one per target, at most six. A process that is
+            not needed keeps no inducing points.
+        mixing: "lmc" learns the mixing matrix (linear model of coregionalisation; ICM of rank one
+            with one process). "independent" has one process per target and the identity.
+
+    >>> X = np.linspace(0, 6, 40)[:, None]
+    >>> Y = np.column_stack([np.sin(X[:, 0]), 1 - 2 * np.sin(X[:, 0])])
+    >>> model = MultiOutputGPRegressor(n_latents=1, random_state=0).fit(X, Y)
+    >>> model.mixing_.shape, len(model.n_inducing_)
+    ((2, 1), 1)
+    """
+
+    n_latents: int | None = None
+    mixing: str = "lmc"
+
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **ProcessEstimator._constraints,
+        "n_latents": validation.optional(validation.integer),
+        "mixing": validation.one_of("lmc", "independent"),
+    }
+
+    def _check_combination(self, params: validation.Parameters) -> None:
+        if params.mixing == "independent" and params.n_latents is not None:
+            raise InputError(
+                "`n_latents` is for `mixing='lmc'`; independent targets have one process each; got "
+                f"{self.n_latents!r}. Leave it out."
+            )
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        if params.mixing == "independent":
+            return torch.eye(P), torch.zeros(P, P, dtype=torch.bool)
+        Q = params.n_latents or min(P, _PROCESSES)
+        return torch.eye(P, Q), torch.ones(P, Q, dtype=torch.bool)
+
+    def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
+        kernels = super()._kernels(params, D, Q)
+        for kernel in kernels if params.mixing == "lmc" else ():
+            if isinstance(kernel, ScaleKernel):
+                # The mixing matrix has the variances.
+                kernel.raw_outputscale.requires_grad_(False)
+        return kernels
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class MultiFidelityGPRegressor(ProcessEstimator):
+    """Regression of observations of several fidelities, the lower of which are cheaper.
+
+    The function of a fidelity is a multiple of the lower ones plus a discrepancy (Kennedy and
+    O'Hagan 2000): f_0 = δ_0, f_1 = ρ_10 δ_0 + δ_1, f_2 = ρ_20 δ_0 + ρ_21 δ_1 + δ_2. Each δ is a
+    process with a kernel and inducing points of its own, and each fidelity has its noise. A column
+    of `X` says which fidelity a row was observed at; in predictions, which one is predicted.
+
+    Args:
+        fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
+            Its values may be any numbers, larger ones are higher fidelities.
+
+    Attributes:
+        fidelities_: values of the column of fidelities, in ascending order.
+        rho_: the mixing of the discrepancies `[F F]`, a lower triangle with ones on its diagonal.
+
+    >>> x = np.linspace(0, 1, 30)
+    >>> low, high = np.column_stack([x, 0 * x]), np.column_stack([x[::6], 0 * x[::6] + 1])
+    >>> y = np.concatenate([np.sin(8 * x), 2 * np.sin(8 * x[::6]) + x[::6]])
+    >>> model = MultiFidelityGPRegressor(random_state=0).fit(np.concatenate([low, high]), y)
+    >>> model.predict([[0.5, 1.0]]).round(1)
+    array([-1.])
+    """
+
+    fidelity: int | str = -1
+
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **ProcessEstimator._constraints,
+        "fidelity": column_or_name,
+    }
+
+    @property
+    def fidelities_(self) -> np.ndarray[Any, Any]:
+        """Values of the column of fidelities, in ascending order."""
+        return self.posterior_.levels.numpy()
+
+    @property
+    def rho_(self) -> np.ndarray[Any, Any]:
+        """The mixing of the discrepancies `[F F]`."""
+        return self._processes.mixing.numpy()
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        params.column = column_number("fidelity", params.fidelity, names, D)
+        if D < 2:
+            raise InputError("`X` must have at least one column besides the fidelity; got one.")
+        others = [d for d in range(D) if d != params.column]
+        # Widths are columns of X; the processes see the columns without the fidelity.
+        widths = [column_number("widths", each, names, D) for each in params.widths or ()]
+        if params.column in widths:
+            raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
+        params.widths = [others.index(d) for d in widths]
+        self._check_inputs(params, [names[d] for d in others] if names else (), D - 1)
+
+    def _fit(self, rows: Source, params: validation.Parameters) -> None:
+        """Give each fidelity a target of its own, and train a model of these."""
+        data, column = rows.require_dataset("several fidelities"), params.column
+        levels, level = data.X[:, column].unique(return_inverse=True)
+        Y = torch.full((data.N, len(levels)), torch.nan, dtype=data.dtype)
+        Y.scatter_(1, level[:, None], data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        others = [d for d in range(data.D) if d != column]
+        super()._fit(Dataset(data.X[:, others], Y, data.weights, noise), params)
+        self.posterior_ = FidelityPosterior(self.posterior_, column=column, levels=levels)
+        shift, scale = torch.zeros(data.D).double(), torch.ones(data.D).double()
+        shift[others], scale[others] = self._x_scaler.shift, self._x_scaler.scale
+        self._x_scaler = Standardiser(shift, scale)
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(P, P).tril(), torch.ones(P, P, dtype=torch.bool).tril(-1)
+
+    def _process_inputs(self, X: Any) -> Tensor:
+        return self._inputs(X)[:, self._others()]
+
+    def _others(self) -> list[int]:
+        """Return the columns other than that of the fidelity."""
+        return [d for d in range(self.n_features_in_) if d != self.posterior_.column]
+
+    def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+        scaler = self._x_scaler
+        if isinstance(self.posterior_, FidelityPosterior):
+            scaler = Standardiser(scaler.shift[self._others()], scaler.scale[self._others()])
+        return tuple(scaler.inverse(each.cpu().double()).numpy() for each in points)
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class AdditiveGPRegressor(ProcessEstimator):
+    """Regression by a sum of effects, each with a band and inducing points of its own.
+
+    Every term of the kernel is a process. A sum of kernels in `SparseGPRegressor` is the same prior
+    with one set of inducing points, which must resolve all terms together; here an effect of one
+    column has points along this column only.
+
+    Args:
+        kernel: a sum such as "rbf[0] + periodic[1]" or "rbf[size] + rbf[age] + linear" (see
+            `winnowgp.estimators.kernels`), or a GPyTorch `AdditiveKernel`.
+
+    Attributes:
+        terms_: the terms of the kernel, strings if it is one.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(size=(60, 2))
+    >>> y = np.sin(6 * X[:, 0]) + X[:, 1]
+    >>> model = AdditiveGPRegressor(kernel="rbf[0] + rbf[1]", random_state=0).fit(X, y)
+    >>> model.predict_terms(X).shape, len(model.n_inducing_)
+    ((60, 2), 2)
+    """
+
+    kernel: Any = "rbf + linear"
+
+    def predict_terms(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of each effect, `[N Q]`, and on request its standard deviation.
+
+        The mean of `predict` is their sum plus the mean of the training targets. A constant may be
+        part of any effect, so that the band of an effect includes the uncertainty of its level.
+
+        Args:
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviations as well.
+        """
+        mean, sd = self.predict_processes(X, return_std=True)
+        scale = self._y_scaler.columns.scale.numpy()
+        return (scale * mean, scale * sd) if return_std else scale * mean
+
+    @property
+    def terms_(self) -> list[Any]:
+        """The terms of the kernel."""
+        if isinstance(self.kernel, str):
+            names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+            columns = {name: [number] for number, name in enumerate(names)}
+            parsed = parse_kernel(self.kernel, self.n_features_in_, columns=columns)
+            assert isinstance(parsed, ComposedKernel)
+            return [term.text(columns) for term in parsed.operands]
+        return list(self.kernels_)
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        super()._check_columns(params, D)
+        expression = params.kernel
+        is_sum = isinstance(expression, ComposedKernel) and expression.is_sum
+        if not is_sum and not isinstance(expression, AdditiveKernel):
+            raise InputError(
+                "`kernel` must be a sum, each term of which is an effect, such as "
+                f"'rbf[0] + rbf[1]'; got {self.kernel!r}. Use `SparseGPRegressor` for one term."
+            )
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        if data.P > 1:
+            raise InputError(
+                f"a sum of effects needs one target; got {data.P}. Fit a model for each target."
+            )
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        whole = params.kernel
+        Q = len(whole.operands if isinstance(whole, ComposedKernel) else whole.kernels)
+        return torch.ones(1, Q), torch.zeros(1, Q, dtype=torch.bool)
+
+    def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
+        (whole,) = super()._kernels(params, D, 1)
+        assert isinstance(whole, AdditiveKernel)
+        return [kernel for kernel in whole.kernels if isinstance(kernel, Kernel)]

@@ -1,0 +1,315 @@
+"""The base class of regressors with several processes: kernels, widths, training, predictions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from winnowgp import training
+from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators import validation
+from winnowgp.estimators.base import check_kernel_columns
+from winnowgp.estimators.kernels import kernel_from, parse_kernel
+from winnowgp.estimators.numeric_targets import NumericTargets
+from winnowgp.models import BoxKernel, FidelityPosterior, MultiOutputGP, MultiOutputPosterior
+from winnowgp.models.priors import add_weak_priors
+from winnowgp.training.checkpoint import CheckpointLog
+
+# Initial share of noise in the variance of a target.
+_INITIAL_NOISE = 0.1
+
+
+def _gaussian(name: str, value: Any) -> Likelihood:
+    if value != "gaussian":
+        raise InputError(
+            f"`{name}` must be 'gaussian' where several processes are fitted; got {value!r}. Fit a "
+            "`SparseGPRegressor` for each target for other likelihoods."
+        )
+    return validation.likelihood_from("gaussian")
+
+
+def _only(choice: Any) -> validation.Constraint:
+    """Return the constraint that a parameter of other regressors keeps its default."""
+
+    def check(name: str, value: Any) -> Any:
+        if value != choice:
+            raise InputError(
+                f"`{name}` must be {choice!r} where several processes are fitted; got {value!r}. "
+                "Leave it out."
+            )
+        return value
+
+    return check
+
+
+def column_or_name(name: str, value: Any) -> int | str:
+    """Validate a column by number or name."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
+    return int(value)
+
+
+def _columns(name: str, value: Any) -> list[int | str]:
+    """Validate several columns by number or name."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InputError(f"`{name}` must be a list of columns of `X`; got {value!r}.")
+    return [column_or_name(name, each) for each in value]
+
+
+def column_number(name: str, column: int | str, names: Sequence[str], D: int) -> int:
+    """Return the number of a column of `X`, which may be given by name or from the end."""
+    if isinstance(column, str) and column not in names:
+        raise InputError(
+            f"`{name}` must be a column of `X`; got {column!r}. Pass a data frame for columns with "
+            "names, or the number of the column."
+        )
+    number = names.index(column) if isinstance(column, str) else column
+    if not -D <= number < D:
+        raise InputError(f"`{name}` must be a column of `X`, of which there are {D}; got {column}.")
+    return number % D
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ProcessEstimator(NumericTargets, ABC):
+    """The base class of regressors that mix several processes.
+
+    Args:
+        kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
+            column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel, from which every
+            process starts.
+        alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of all
+            processes together; larger values keep fewer. "auto" derives it from `tolerance`.
+        tolerance: largest ELBO gap to the largest model, in nats per observed target; 0.01 by
+            default, unless another parameter sets the number of inducing points.
+        max_points: largest number of inducing points of all processes together; they are allocated
+            where they gain most. With a `tolerance` fewer are kept if they are within it.
+        n_candidates: largest number of candidates of all processes together; 1,536 by default.
+        widths: columns of `X` that are widths of boxes, by number or name, one for each other
+            column and in their order. Targets are then averages over boxes around the other
+            columns; a width of zero is a point, also in predictions. None by default. The cost
+            grows with 25 for each column; see `winnowgp.models.BoxKernel`.
+        priors: "weak" adds priors of short lengthscales, kernel variances and noise, as in
+            `SparseGPRegressor`; None adds none.
+        likelihood: "gaussian".
+        noise: "target": every target has a noise variance, which is learnt.
+        schedule: "fast".
+        batch_size: None; all rows are used at once.
+
+    Attributes:
+        n_inducing_: number of inducing points of each process, a tuple.
+        inducing_points_: their locations, one array `[M D]` per process.
+        kernels_: fitted kernel of each process, for standardised inputs.
+        mixing_: mixing matrix `[P Q]`, in the units of the targets.
+        inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
+            per process.
+        candidates_: locations of these candidates, one array `[K D]` per process.
+        alpha_: strength of the prior that the selection implies.
+        frontier_: best ELBO known for each number of inducing points of all processes together.
+        elbo_: lower bound on the log evidence of standardised targets, in nats.
+        elbo_gap_: nats per observed target by which the ELBO is below the best one seen.
+        evidence_: log evidence at the fitted hyper-parameters, exact or between two bounds.
+    """
+
+    max_points: int | None = None
+    widths: Sequence[int | str] | None = None
+    priors: str | None = "weak"
+
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **validation.PARAMETERS,
+        "widths": validation.optional(_columns),
+        "likelihood": _gaussian,
+        "noise": _only("target"),
+        "schedule": _only("fast"),
+        "batch_size": _only(None),
+    }
+
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        *,
+        observed: bool = True,
+        noise_variance: Any = None,
+    ) -> Any:
+        """Return the predictive mean, and on request the standard deviation, of each row.
+
+        Args:
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviation as well.
+            observed: whether to predict a new observation, noise included, or the function.
+            noise_variance: known noise variances of these observations, as in `fit`.
+
+        Returns: the mean `[N]` or `[N P]`; with `return_std` a pair.
+        """
+        inputs = self._inputs(X)
+        known = self._known_noise(noise_variance, len(inputs), observed=observed)
+        prediction = self._predict_latent(
+            inputs, self.posterior_.predict, observed=observed, noise=known
+        )
+        mean, sd = self._y_scaler.moments(prediction.mean, prediction.variance)
+        return (mean, sd) if return_std else mean
+
+    def condition_on(self, X: Any, y: Any, *, noise_variance: Any = None) -> Self:
+        """Return a copy that has observed more rows.
+
+        Hyper-parameters and inducing points stay as they are, and predictions are those of all rows
+        together. Attributes such as `elbo_` are those of the fit. O(M²) per row.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`; some of several may be missing.
+            noise_variance: known noise variances, as in `fit`.
+        """
+        inputs = self._inputs(X)
+        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
+        known = self._known_noise(noise_variance, len(inputs), targets=targets)
+        conditioned = copy(self)
+        rows = Dataset(inputs, targets, None, known)
+        conditioned.posterior_ = self.posterior_.condition_on(rows)
+        return conditioned
+
+    def predict_processes(self, X: Any, return_std: bool = False) -> Any:
+        """Return the mean of each process, `[N Q]`, and on request its standard deviation.
+
+        Predictions of the targets are `mixing_` times the processes, plus the mean of the training
+        targets.
+
+        Args:
+            X: inputs `[N D]`.
+            return_std: whether to return the standard deviations as well.
+        """
+        mean, covariance = self._processes.processes(self._process_inputs(X))
+        variance = covariance.diagonal(dim1=1, dim2=2)
+        return (mean.numpy(), variance.sqrt().numpy()) if return_std else mean.numpy()
+
+    def _process_inputs(self, X: Any) -> Tensor:
+        """Validate inputs; return those of the processes, standardised."""
+        return self._inputs(X)
+
+    @abstractmethod
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        """Return the initial mixing matrix, and which of its entries are learnt, `[P Q]`."""
+
+    def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
+        """Return the kernels that training begins with, one for each process."""
+        kernels = [kernel_from(params.kernel, D, scale=params.kernel_scale) for _ in range(Q)]
+        for kernel in kernels if params.priors == "weak" else ():
+            add_weak_priors(kernel)
+        return kernels
+
+    def _check_combination(self, params: validation.Parameters) -> None:
+        """Accept all combinations of parameters."""
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        self._check_inputs(params, names, D)
+
+    def _check_inputs(self, params: validation.Parameters, names: Sequence[str], D: int) -> None:
+        """Check kernel and widths for the D columns of the processes."""
+        params.boxes = [column_number("widths", each, names, D) for each in params.widths or ()]
+        if len(set(params.boxes)) != len(params.boxes) or 2 * len(params.boxes) not in (0, D):
+            raise InputError(
+                f"`widths` must be half of the {D} columns, one for each other column; got "
+                f"{self.widths!r}."
+            )
+        centres = [d for d in range(D) if d not in params.boxes]
+        if isinstance(params.kernel, str):
+            columns = {str(names[d]): [i] for i, d in enumerate(centres)} if names else {}
+            params.kernel = parse_kernel(params.kernel, len(centres), columns=columns)
+        kernel = kernel_from(params.kernel, len(centres), scale=torch.ones(len(centres)))
+        check_kernel_columns(kernel, len(centres))
+
+    def _input_scaler(self, rows: Dataset, params: validation.Parameters) -> Standardiser:
+        """Return the scaler of the inputs; a width has the scale of its column, and no shift."""
+        scaler = super()._input_scaler(rows, params)
+        centres = [d for d in range(rows.D) if d not in params.boxes]
+        if params.boxes:
+            if bool((rows.X[:, params.boxes] < 0).any()):
+                raise InputError("`X` must not have negative widths; take their absolute values.")
+            scaler.shift[params.boxes], scaler.scale[params.boxes] = 0.0, scaler.scale[centres]
+        params.kernel_scale = scaler.scale[centres]
+        return scaler
+
+    def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
+        """Accept known noise and missing targets."""
+
+    def _initial_model(
+        self,
+        data: Dataset,
+        params: validation.Parameters,
+        generator: torch.Generator,
+        log: CheckpointLog,
+    ) -> MultiOutputGP:
+        mixing, learnt = self._mixing(params, data.P)
+        Q = mixing.shape[1]
+        kernels = self._kernels(params, data.D - len(params.boxes), Q)
+        if params.boxes:
+            kernels = [BoxKernel(kernel, widths=params.boxes) for kernel in kernels]
+        model = MultiOutputGP(
+            kernels,
+            [torch.zeros(0, data.D, dtype=data.dtype)] * Q,
+            mixing=mixing.to(data.dtype),
+            learnt=learnt,
+            noise=torch.full((data.P,), _INITIAL_NOISE, dtype=data.dtype),
+        )
+        if params.priors == "weak":
+            add_weak_priors(model.likelihood)
+        return model.to(params.device)
+
+    def _training_schedule(
+        self,
+        model: MultiOutputGP,
+        data: Source,
+        params: validation.Parameters,
+        log: CheckpointLog,
+    ) -> training.Schedule:
+        limit = None if params.max_points is None else training.MaxPoints(params.max_points)
+        if params.alpha is not None:
+            goal = training.FixedAlpha(params.alpha)
+        elif params.tolerance is not None:
+            goal = training.Tolerance(params.tolerance, limit=limit)
+        else:
+            assert limit is not None
+            goal = limit
+        return training.FastSchedule(goal, n_candidates=params.n_candidates)
+
+    def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:
+        self.posterior_ = result.posterior.cpu().double()
+        assert result.frontier is not None
+        self.elbo_, self.elbo_gap_ = result.elbo, result.elbo_gap / result.frontier.N
+        self.evidence_, self.frontier_ = result.evidence, result.frontier
+        self.alpha_ = result.selections[0].alpha
+        self.candidates_ = self._locations(result.candidates)
+        self.inclusion_ = tuple(each.inclusion.cpu().numpy() for each in result.selections)
+        self._set_processes()
+
+    def _set_processes(self) -> None:
+        """Set the attributes that follow from the posterior."""
+        self.kernels_ = self._processes.kernels
+        self.n_inducing_ = self._processes.sizes
+        self.inducing_points_ = self._locations(self._processes.inducing_points)
+
+    @property
+    def _processes(self) -> MultiOutputPosterior:
+        """The posterior of all processes."""
+        posterior = self.posterior_
+        return posterior.function if isinstance(posterior, FidelityPosterior) else posterior
+
+    def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+        return tuple(self._x_scaler.inverse(each.cpu().double()).numpy() for each in points)
+
+    @property
+    def mixing_(self) -> np.ndarray[Any, Any]:
+        """Mixing matrix `[P Q]`, in the units of the targets."""
+        return (self._y_scaler.columns.scale[:, None] * self._processes.mixing).numpy()

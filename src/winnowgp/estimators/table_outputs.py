@@ -1,0 +1,168 @@
+"""Models of several columns of a table: `fit_outputs_table` and `MultiOutputTable`."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data.columns import column_kinds, parse_numbers
+from winnowgp.data.out_of_core import rechunk
+from winnowgp.data.tables import TableLike
+from winnowgp.errors import InputError
+from winnowgp.estimators.base import predicting_on, rows_at_once
+from winnowgp.estimators.multi_output import MultiOutputGPRegressor
+from winnowgp.estimators.splits import held_out_split
+from winnowgp.io import save
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MultiOutputTable:
+    """A fitted model of several columns of a table.
+
+    >>> x = np.linspace(0, 6, 40)
+    >>> table = DataTable.of({"x": x, "a": np.sin(x), "b": 1 - np.sin(x)})
+    >>> model = fit_outputs_table(table, ["a", "b"], n_latents=1, tolerance=0.1)
+    >>> list(model.predict(table))[:4]
+    ['a_mean', 'a_sd', 'a_lower', 'a_upper']
+    """
+
+    encoder: TableEncoder
+    estimator: MultiOutputGPRegressor
+    targets: list[str]
+    id_column: str | None
+    quality: dict[str, dict[str, float]]
+    """Of each target: root mean squared error, R² and log density of the held-out rows that have
+    it; empty if none were held out."""
+    settings: dict[str, str]
+
+    @property
+    def noise_column(self) -> None:
+        """A model of several targets has no column of known noise."""
+        return
+
+    def predict(self, table: TableLike, *, level: float = 0.95) -> Columns:
+        """Return mean, standard deviation and a central interval of every target.
+
+        Args:
+            table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
+                columns.
+            level: probability that an interval contains an observation.
+        """
+        rows = DataTable.of(table)
+        X = self.encoder.encode(rows)
+        columns: Columns = {}
+        if self.id_column is not None and self.id_column in rows.values:
+            columns[self.id_column] = rows.strings(self.id_column, literal=True)
+        mean, sd = self.estimator.predict(X, return_std=True)
+        lower, upper = self.estimator.predict_interval(X, level)
+        parts = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        for p, target in enumerate(self.targets):
+            columns |= {f"{target}_{part}": values[:, p] for part, values in parts.items()}
+        return columns
+
+    def predict_blocks(
+        self,
+        blocks: Iterable[DataTable],
+        *,
+        level: float = 0.95,
+        quantiles: Sequence[float] = (),
+        device: str = "cpu",
+    ) -> Iterator[Columns]:
+        """Return `predict` of a table that is read in blocks; see `TabularModel`."""
+        if quantiles:
+            raise InputError("`quantiles` are for models of one target; leave them out.")
+        moved = replace(self, estimator=predicting_on(device, self.estimator))
+        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
+            yield moved.predict(rows, level=level)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model to a file that `winnowgp.load` reads."""
+        return save(self, path)
+
+
+def fit_outputs_table(
+    table: TableLike,
+    targets: Sequence[str],
+    *,
+    test_size: float = 0.2,
+    id_column: str | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    decimal: str = "auto",
+    dates: str = "auto",
+    missing: str = "error",
+    max_words: int = 30,
+    seed: int = 0,
+    settings: dict[str, str] | None = None,
+    **options: Any,
+) -> MultiOutputTable:
+    """Fit a model that predicts several columns of a table from the others.
+
+    Targets may be missing in some rows; rows without any are left out.
+
+    Args:
+        targets: the columns to predict, which must be numbers.
+        settings: settings to keep with the model, such as the command that made it.
+        options: further parameters of `MultiOutputGPRegressor`.
+
+    The other arguments are those of `fit_table`.
+    """
+    table, names = DataTable.of(table), list(targets)
+    ignored = (*drop, *(() if id_column is None else (id_column,)))
+    table.require_columns(names, argument="`targets`")
+    table.require_columns(ignored, argument="`drop` and `id_column`")
+    if len(set(names)) < len(names) or set(names) & {*ignored, *categorical} or len(names) < 2:
+        raise InputError(
+            "`targets` must be at least two different columns that are not in `drop` or "
+            f"`categorical` nor the `id_column`; got {names}."
+        )
+    inputs = table.without((*names, *ignored))
+    read = (*inputs.names, *names)
+    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=tuple(categorical))
+    strings = [name for name in names if kinds[name].kind != "number"]
+    if strings:
+        raise InputError(f"`targets` must be numbers; {strings[0]!r} is not. Leave it out.")
+    table = parse_numbers(table, kinds)
+    Y = np.column_stack([table.values[name] for name in names]).astype(np.float64)
+    seen = np.isfinite(Y).any(1)
+    table, Y = table.part(seen), Y[seen]
+    inputs = table.without((*names, *ignored))
+    train, test = held_out_split(table, test_size, seed=seed, dates=dates)
+    own = {name: kind for name, kind in kinds.items() if name not in names}
+    encoder = TableEncoder.learn(
+        inputs, kinds=own, rows=train, missing=missing, max_words=max_words
+    )
+    X = encoder.encode(inputs)
+    estimator = MultiOutputGPRegressor(random_state=seed, **options).fit(X[train], Y[train])
+    estimator.callbacks = estimator.checkpoint = None
+    quality = _quality(estimator, names, X[test], Y[test]) if len(test) else {}
+    return MultiOutputTable(encoder, estimator, names, id_column, quality, settings or {})
+
+
+def _quality(
+    estimator: MultiOutputGPRegressor,
+    targets: list[str],
+    X: np.ndarray[Any, Any],
+    Y: np.ndarray[Any, Any],
+) -> dict[str, dict[str, float]]:
+    errors, nats = (estimator.predict(X) - Y) ** 2, estimator.log_density(X, Y)
+    quality = {}
+    for p, target in enumerate(targets):
+        known = np.isfinite(Y[:, p])
+        if known.sum() > 1:
+            error = float(errors[known, p].mean())
+            variance = float(Y[known, p].var())
+            quality[target] = {
+                "rmse": error**0.5,
+                "r2": 1 - error / variance if variance > 0 else float("nan"),
+                "log_density": float(nats[known, p].mean()),
+            }
+    return quality

@@ -1,0 +1,334 @@
+"""Several targets from several processes, each with the inducing points that it needs.
+
+    y_p = Σ_q W_pq f_q(x) + e_p,   f_q ~ GP(0, k_q),   e_p ~ N(0, σ_p²)
+
+Every process has a kernel and candidates of its own, and one mixing matrix W connects processes and
+targets. Its form names the model:
+
+| mixing W | model |
+|---|---|
+| learnt | linear model of coregionalisation (Journel & Huijbregts 1978); ICM with one process |
+| identity | independent targets |
+| unit lower triangle | multi-fidelity, autoregressive (Kennedy & O'Hagan 2000) |
+| a row of ones | one target, a sum of effects |
+
+Targets may be missing, so that each may have inputs of its own. All processes and targets are
+jointly Gaussian: the collapsed bound, the marginal gains of all candidates and the optimal q(u) are
+exact (`bounds.mixing`). One search over the candidates of all processes allocates the inducing
+points between them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior, moment_upper_bound
+from winnowgp.bounds.collapsed import exact_log_marginal, weight_correction
+from winnowgp.bounds.evidence import Evidence, exact_rows
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments
+from winnowgp.bounds.row_blocks import CHUNK, JITTER
+from winnowgp.data import Dataset, Source
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, definite_cholesky
+from winnowgp.models.base import SelectableModel, check_kernel
+from winnowgp.models.kernels import (
+    KernelBlocks,
+    copy_module,
+    covariance,
+    kernel_blocks,
+    prior_variance,
+)
+from winnowgp.models.multi_output_posterior import MultiOutputPosterior
+from winnowgp.models.observations import gaussian_noise, target_noise
+from winnowgp.selection import SubsetObjective, SubsetStatistics
+from winnowgp.selection.statistics import subset_statistics
+from winnowgp.typing import Masks, Nats, Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MultiOutputObjective(SubsetObjective):
+    """The collapsed bound of any subset of all candidates, one process after another; O(N M²)."""
+
+    blocks: tuple[KernelBlocks, ...]
+    targets: MixedTargets
+
+    @property
+    def K(self) -> int:
+        return sum(len(block.Kuu) for block in self.blocks)
+
+    def value(self, mask: Masks) -> Nats:
+        sizes = [len(block.Kuu) for block in self.blocks]
+        values = [self._bound(each.split(sizes)) for each in mask]
+        return torch.stack(values) if values else self.targets.square.new_zeros(0)
+
+    def _bound(self, masks: Sequence[Bool[Tensor, " _"]]) -> Scalar:
+        parts = list(zip(self.blocks, masks, strict=True))
+        return moment_bound(
+            mixed_moments(
+                [cholesky(block.Kuu[keep][:, keep]).L for block, keep in parts],
+                [block.Kuf[keep] for block, keep in parts],
+                kff=torch.stack([block.kff for block in self.blocks]),
+                targets=self.targets,
+            )
+        )
+
+
+@final
+class MultiOutputGP(SelectableModel[Dataset]):
+    """P targets with Gaussian noise that are linear combinations of Q Gaussian processes.
+
+    q(u) is the optimal one of all processes jointly. Parameters are those of the kernels, the
+    mixing matrix, the noise variances of the targets and the locations of the candidates. Without
+    weights and missing targets, the number of targets hardly changes the cost.
+
+    Args:
+        kernels: a GPyTorch kernel for each process, without batch shape; copied.
+        candidates: locations of the candidates of each process, `[K_q D]`; copied.
+        mixing: initial mixing matrix W.
+        learnt: which entries of W are learnt; all by default.
+        noise: initial noise variance of each target.
+
+    >>> from gpytorch.kernels import RBFKernel
+    >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
+    >>> Y = torch.cat([torch.sin(X), 2 * torch.sin(X), torch.sin(X) + X.cos()], 1)
+    >>> mixing = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> model = MultiOutputGP(
+    ...     [RBFKernel(), RBFKernel()], [X[::4], X[::8]], mixing=mixing, noise=mixing.new_ones(3)
+    ... )
+    >>> data = Dataset.of(X, Y)
+    >>> model.subset_statistics(data).marginal_gains(torch.ones(15, dtype=torch.bool)).shape
+    torch.Size([15])
+    >>> model.posterior(data).predict(X).mean.shape
+    torch.Size([40, 3])
+    """
+
+    mixing_learnt: Tensor
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        candidates: Sequence[Float[Tensor, "_ D"]],
+        *,
+        mixing: Float[Tensor, "P Q"],
+        learnt: Bool[Tensor, "P Q"] | None = None,
+        noise: Float[Tensor, " P"],
+    ) -> None:
+        super().__init__()
+        P, Q = mixing.shape
+        if not len(kernels) == len(candidates) == Q or len(noise) != P:
+            raise InputError(
+                "`mixing` must have a row for each noise variance and a column for each kernel and "
+                f"set of candidates; got {[P, Q]} for {len(noise)} noise variances, {len(kernels)} "
+                f"kernels and {len(candidates)} sets of candidates."
+            )
+        for kernel, points in zip(kernels, candidates, strict=True):
+            check_kernel(kernel, points, name="kernels")
+        self._kernels = nn.ModuleList(copy_module(kernel).to(mixing) for kernel in kernels)
+        self.candidate_list = nn.ParameterList(
+            nn.Parameter(points.detach().clone()) for points in candidates
+        )
+        self.likelihood = gaussian_noise(noise.detach())
+        self.raw_mixing = nn.Parameter(mixing.detach().clone())
+        everything = torch.ones_like(mixing, dtype=torch.bool)
+        self.register_buffer("mixing_learnt", everything if learnt is None else learnt.clone())
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Kernel of each process."""
+        return tuple(kernel for kernel in self._kernels if isinstance(kernel, Kernel))
+
+    @property
+    def P(self) -> int:
+        """Number of targets."""
+        return self.raw_mixing.shape[0]
+
+    @property
+    def Q(self) -> int:
+        """Number of processes."""
+        return self.raw_mixing.shape[1]
+
+    @property
+    def K(self) -> int:
+        """Number of candidates of all processes together."""
+        return sum(map(len, self.candidate_sets))
+
+    @property
+    def candidate_sets(self) -> tuple[nn.Parameter, ...]:
+        """Locations of the candidates of each process."""
+        return tuple(self.candidate_list)
+
+    @property
+    def candidates(self) -> nn.Parameter:
+        """Locations of the candidates of the first process."""
+        return self.candidate_sets[0]
+
+    @property
+    def mixing(self) -> Float[Tensor, "P Q"]:
+        """The mixing matrix W; entries that are not learnt have no gradient."""
+        return torch.where(self.mixing_learnt, self.raw_mixing, self.raw_mixing.detach())
+
+    @property
+    def noise(self) -> Float[Tensor, " P"]:
+        """Noise variance of each target."""
+        return target_noise(self.likelihood)
+
+    def check(self, data: Source) -> None:
+        """Raise an `InputError` unless there are as many target columns, in memory."""
+        if data.P != self.P:
+            raise InputError(f"the model has {self.P} targets; the data have {data.P}.")
+        data.require_dataset("`MultiOutputGP`")
+
+    def bound(self, data: Dataset, *, generator: torch.Generator | None = None) -> Scalar:
+        """Return the collapsed lower bound on log p(Y) with all candidates, in nats."""
+        self.check(data)
+        return moment_bound(self._moments(data, [cholesky(K).L for K in self._prior()]))
+
+    def subset_objective(
+        self, data: Dataset, *, generator: torch.Generator | None = None
+    ) -> MultiOutputObjective:
+        """Return the bound in nats as a function of the subset of all candidates that is used."""
+        self.check(data)
+        pairs = zip(self.kernels, self.candidate_sets, strict=True)
+        blocks = tuple(kernel_blocks(kernel, Z, data.X) for kernel, Z in pairs)
+        return MultiOutputObjective(blocks, self._targets(data))
+
+    @torch.no_grad()
+    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
+        """Return statistics that score subsets of all candidates exactly; O(N K²) once."""
+        L, moments = self.moments(data)
+        return subset_statistics(torch.block_diag(*L), moments)
+
+    @torch.no_grad()
+    def moments(self, data: Dataset) -> tuple[list[Tensor], Moments]:
+        """Return the Cholesky factor of each process, and the moments whitened with them."""
+        self.check(data)
+        L = [cholesky(K).L for K in self._prior()]
+        return L, self._moments(data, L)
+
+    def fixed_bound(self, data: Dataset) -> float:
+        """Return the collapsed bound as a number."""
+        return moment_bound(self.moments(data)[1]).item()
+
+    def chunked_bound(self, data: Dataset) -> Callable[[], Scalar]:
+        """Return the collapsed bound as a function of the current parameters.
+
+        Blocks of rows are evaluated again for the gradient, so that memory does not grow with N K.
+        The jitter is the 1e-8 of `bounds.row_blocks`, part of the objective.
+        """
+        self.check(data)
+
+        def value() -> Scalar:
+            L = []
+            for K in self._prior():
+                shift = JITTER * K.diagonal().mean() if len(K) else 0.0
+                L.append(definite_cholesky(K + shift * torch.eye(len(K)).to(K)))
+            return moment_bound(self._moments(data, L))
+
+        return value
+
+    def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
+        """Return the exact log p(Y) as a function of the current parameters; O((N P)³).
+
+        The covariance of two observed targets is Σ_q W_pq W_p'q k_q(x, x').
+        """
+        self.check(data)
+        rows, columns = (~torch.isnan(data.Y)).nonzero().unbind(1)
+        X, Y = data.X, data.Y[rows, columns][:, None]
+        known = 0.0 if data.noise is None else data.noise[rows, columns]
+        weights = None if data.weights is None else data.weights[rows]
+
+        def value() -> Scalar:
+            W = self.mixing[columns]
+            terms = [
+                covariance(kernel, X, X)[rows][:, rows] * (w[:, None] * w)
+                for kernel, w in zip(self.kernels, W.mT, strict=True)
+            ]
+            noise = self.noise[columns] + known
+            constant = 0.0
+            if weights is not None:
+                noise, constant = noise / weights, weight_correction(weights, noise)
+            return exact_log_marginal(torch.stack(terms).sum(0), Y=Y, noise=noise) + constant
+
+        return value
+
+    def evidence(self, data: Dataset, *, max_rows: int | None = None) -> Evidence:
+        """Return log p(Y) at the same parameters in nats: exact, or between two bounds.
+
+        Args:
+            data: the rows.
+            max_rows: observed targets up to which it is exact; chosen for the device if None.
+        """
+        limit = exact_rows(data.device) if max_rows is None else max_rows
+        if int((~torch.isnan(data.Y)).sum()) <= limit:
+            with torch.no_grad():
+                exact = self.dense_bound(data)().item()
+            return Evidence(exact, exact, "exact")
+        moments = self.moments(data)[1]
+        return Evidence(moment_bound(moments).item(), moment_upper_bound(moments).item(), "trace")
+
+    def with_candidates(self, candidates: Sequence[Float[Tensor, "_ D"]]) -> "MultiOutputGP":
+        """Return a new model with the same parameters and other candidates of each process."""
+        copied = copy_module(self)
+        for q, points in enumerate(candidates):
+            learnt = self.candidate_list[q].requires_grad
+            parameter = nn.Parameter(points.detach().clone(), requires_grad=learnt)
+            copied.candidate_list[q] = parameter
+        return copied
+
+    def _pruned(self, *masks: Tensor) -> "MultiOutputGP":
+        pairs = zip(self.candidate_sets, masks, strict=True)
+        return self.with_candidates([points[mask] for points, mask in pairs])
+
+    @torch.no_grad()
+    def posterior(self, data: Dataset) -> MultiOutputPosterior:
+        """Return q(f) of all processes jointly, which does not depend on the data afterwards."""
+        L, moments = self.moments(data)
+        q_mean, q_factor = moment_posterior(moments)
+        return MultiOutputPosterior(
+            self.kernels,
+            self.candidate_sets,
+            mixing=self.mixing,
+            likelihood=self.likelihood,
+            q_mean=q_mean[:, 0],
+            q_factor=q_factor[0],
+            L=L,
+        )
+
+    def _prior(self) -> list[Float[Tensor, "_ _"]]:
+        """Return K_uu of each process."""
+        pairs = zip(self.kernels, self.candidate_sets, strict=True)
+        return [covariance(kernel, Z, Z) for kernel, Z in pairs]
+
+    def _targets(self, rows: Dataset) -> MixedTargets:
+        noise = self.noise[None] if rows.noise is None else self.noise + rows.noise
+        return MixedTargets.of(rows.Y, mixing=self.mixing, noise=noise, weights=rows.weights)
+
+    def _moments(self, data: Dataset, L: list[Tensor]) -> Moments:
+        """Return the moments of all rows, differentiable, in blocks of rows."""
+
+        def moments_of(rows: Dataset) -> Moments:
+            pairs = list(zip(self.kernels, self.candidate_sets, strict=True))
+            return mixed_moments(
+                L,
+                [covariance(kernel, Z, rows.X) for kernel, Z in pairs],
+                kff=torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs]),
+                targets=self._targets(rows),
+            )
+
+        blocks = list(data.chunks(CHUNK))
+        if len(blocks) == 1 or not torch.is_grad_enabled():
+            parts = map(moments_of, blocks)
+        else:
+            parts = (checkpoint(moments_of, rows, use_reentrant=False) for rows in blocks)
+        total = None
+        for part in parts:
+            total = part if total is None else total + part
+        assert total is not None
+        return total

@@ -1,0 +1,412 @@
+"""Predictions of several targets from the joint posterior of several processes."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import final
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
+from winnowgp.models.likelihoods import observation_model, predicted_quantiles
+from winnowgp.models.observations import Prediction, target_noise
+from winnowgp.models.quantiles import check_probabilities
+
+# Rows predicted at once, as in `posterior`.
+_ROWS = 2048
+
+
+@final
+class MultiOutputPosterior(nn.Module):
+    """The joint q(f_1, …, f_Q) of Q processes, and the P targets that they are mixed to.
+
+    The whitened inducing values v = (v_1, …, v_Q) of all processes, u_q = L_q v_q, have
+    q(v) = N(m, F Fᵀ). With V_q = L_q⁻¹ k_q(Z_q, x) and F_q the rows of F that belong to process q,
+
+        E f_q(x) = V_qᵀ m_q,   cov(f_q, f_s) = δ_qs (k_q(x, x) − V_qᵀ V_q) + V_qᵀ F_q F_sᵀ V_s,
+
+    and targets have the mean W E f and the covariance W cov(f) Wᵀ. O(M²) per row for M inducing
+    points of all processes, whatever the training data were; the number of targets adds O(P Q²).
+
+    Args:
+        kernels: a kernel for each process; copied.
+        Z: inducing points of each process, `[M_q D]`.
+        mixing: W.
+        likelihood: a Gaussian likelihood with a noise variance for each target; copied.
+        q_mean: m.
+        q_factor: F.
+        L: Cholesky factors of the processes, if they are known, such as those of a saved posterior.
+    """
+
+    mixing: Tensor
+    q_mean: Tensor
+    q_factor: Tensor
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        Z: Sequence[Float[Tensor, "_ D"]],
+        *,
+        mixing: Float[Tensor, "P Q"],
+        likelihood: Likelihood,
+        q_mean: Float[Tensor, " M"],
+        q_factor: Float[Tensor, "M M"],
+        L: Sequence[Float[Tensor, "_ _"]] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(likelihood, GaussianLikelihood):
+            raise InputError(
+                f"`likelihood` must be a GaussianLikelihood; got {type(likelihood).__name__}."
+            )
+        self._kernels = nn.ModuleList(copy_module(k).requires_grad_(False) for k in kernels)
+        self.likelihood = copy_module(likelihood).requires_grad_(False)
+        if L is None:
+            L = [cholesky(covariance(k, z, z)).L for k, z in zip(self.kernels, Z, strict=True)]
+        self._points = nn.ParameterList(_fixed(points) for points in Z)
+        self._factors = nn.ParameterList(_fixed(factor) for factor in L)
+        for name, tensor in {"mixing": mixing, "q_mean": q_mean, "q_factor": q_factor}.items():
+            # Contiguous, as it is after loading: another layout would round differently.
+            self.register_buffer(name, tensor.detach().contiguous().clone())
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Kernel of each process."""
+        return tuple(kernel for kernel in self._kernels if isinstance(kernel, Kernel))
+
+    @property
+    def inducing_points(self) -> tuple[Float[Tensor, "_ D"], ...]:
+        """Inducing points of each process."""
+        return tuple(points.detach() for points in self._points)
+
+    @property
+    def factors(self) -> tuple[Float[Tensor, "_ _"], ...]:
+        """Cholesky factor L_q of each process."""
+        return tuple(factor.detach() for factor in self._factors)
+
+    @property
+    def Z(self) -> Float[Tensor, "M D"]:
+        """Inducing points of all processes, one after another."""
+        return torch.cat(self.inducing_points)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of inducing points of each process."""
+        return tuple(map(len, self._points))
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of all processes."""
+        return sum(self.sizes)
+
+    @property
+    def P(self) -> int:
+        """Number of targets."""
+        return self.mixing.shape[0]
+
+    @property
+    def Q(self) -> int:
+        """Number of processes."""
+        return self.mixing.shape[1]
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
+        """Return the mean of each row and target."""
+        return self.predict(X).mean
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row and target.
+
+        Args:
+            observed: whether to predict an observation y rather than W f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        means, covariances = self.processes(X)
+        mean = means @ self.mixing.mT
+        variance = torch.einsum("pq,nqs,ps->np", self.mixing, covariances, self.mixing)
+        # Non-negative up to rounding.
+        variance = variance.clamp_min(0)
+        if noise is not None:
+            variance = variance + noise
+        if observed:
+            variance = variance + self.likelihood.noise
+        return Prediction(mean, variance)
+
+    def processes(
+        self, X: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
+        """Return mean and covariance of the Q processes in each row."""
+        self._check(X)
+        blocks = [self._processes(rows) for rows in X.split(_ROWS)]
+        means, covariances = zip(*blocks, strict=True)
+        return torch.cat(means), torch.cat(covariances)
+
+    def covariance(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "P N N"]:
+        """Return the covariance of the rows, one matrix per target.
+
+        Args:
+            observed: whether to add the noise.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        self._check(X)
+        V = self._whitened(X)
+        left = [covariance(k, X, X) - v.mT @ v for k, v in zip(self.kernels, V, strict=True)]
+        explained = [v.mT @ F for v, (_, F) in zip(V, self._q(), strict=True)]
+        total = torch.einsum("pq,qij->pij", self.mixing.square(), torch.stack(left))
+        G = torch.einsum("pq,qim->pim", self.mixing, torch.stack(explained))
+        total = total + G @ G.mT
+        if observed:
+            known = X.new_zeros(len(X), self.P) if noise is None else noise
+            total = total + torch.diag_embed((self.likelihood.noise + known).mT)
+        return total
+
+    def sample(
+        self,
+        X: Float[Tensor, "N D"],
+        n: int,
+        *,
+        observed: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Float[Tensor, "S N P"]:
+        """Return `n` samples of all targets, drawn jointly at the rows; O(Q N³) once.
+
+        Inducing values are drawn from q(v), and the rest of each process given them. Targets of a
+        sample are mixed from the same processes, so that they vary together.
+        """
+        self._check(X)
+        normal = partial(torch.randn, generator=generator, dtype=X.dtype, device=X.device)
+        v = self.q_mean + normal(n, self.M) @ self.q_factor.mT
+        functions = []
+        for kernel, V, own in zip(
+            self.kernels, self._whitened(X), v.split(self.sizes, 1), strict=True
+        ):
+            L = cholesky(covariance(kernel, X, X) - V.mT @ V).L
+            functions.append(own @ V + normal(n, len(X)) @ L.mT)
+        samples = torch.stack(functions, 2) @ self.mixing.mT
+        if observed:
+            samples = samples + self.likelihood.noise.sqrt() * normal(*samples.shape)
+        return samples
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N P"],
+        *,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "N P"]:
+        """Return log p(y) of each row and target in nats; NaN where the target is.
+
+        Args:
+            Y: targets.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        latent, missing = self.predict(X, noise=noise), torch.isnan(Y)
+        filled = torch.where(missing, 0.0, Y)
+        model = observation_model(self.likelihood)
+        nats = model.log_density(filled, latent.mean, latent.variance)
+        return torch.where(missing, torch.nan, nats)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " R"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "R N P"]:
+        """Return quantiles of the predictive distribution of each row and target.
+
+        Args:
+            observed: whether to return quantiles of an observation y rather than W f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        latent = self.predict(X, noise=noise)
+        return predicted_quantiles(self.likelihood, latent, probabilities, observed=observed)
+
+    @torch.no_grad()
+    def condition_on(self, data: Dataset) -> "MultiOutputPosterior":
+        """Return q(f) after observing N more rows, with the same parameters and inducing points.
+
+        With the moments C and D of the rows, the precision (F Fᵀ)⁻¹ of q(v) becomes (F Fᵀ)⁻¹ + C:
+
+            F' = F R⁻ᵀ,   R Rᵀ = I + FᵀC F,   m' = m + F' F'ᵀ (D − C m).
+
+        The result is that of all rows together. Targets may be missing. O(M² (M + N)).
+        """
+        self._check(data.X)
+        if data.P != self.P:
+            raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
+        learnt = target_noise(self.likelihood)[None]
+        noise = learnt if data.noise is None else learnt + data.noise
+        parts = list(zip(self.kernels, self.inducing_points, strict=True))
+        moments = mixed_moments(
+            self.factors,
+            [covariance(kernel, Z, data.X) for kernel, Z in parts],
+            kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
+            targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=data.weights),
+        )
+        C, D, F = moments.C, moments.D[:, 0], self.q_factor
+        R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
+        new = solve_lower(R, F.mT).mT
+        return MultiOutputPosterior(
+            self.kernels,
+            self.inducing_points,
+            mixing=self.mixing,
+            likelihood=self.likelihood,
+            q_mean=self.q_mean + new @ (new.mT @ (D - C @ self.q_mean)),
+            q_factor=new,
+            L=self.factors,
+        )
+
+    def _processes(
+        self, X: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
+        means, left, explained = [], [], []
+        parts = zip(self.kernels, self.inducing_points, self.factors, self._q(), strict=True)
+        for kernel, Z, L, (m, F) in parts:
+            Kfu, kff = cross_covariance(kernel, Z)(X)
+            V = solve_lower(L, Kfu.mT)
+            means.append(m @ V)
+            left.append((kff - V.square().sum(0)).clamp_min(0))
+            explained.append(V.mT @ F)
+        G = torch.stack(explained, 1)  # [N Q M]
+        return torch.stack(means, 1), torch.diag_embed(torch.stack(left, 1)) + G @ G.mT
+
+    def _whitened(self, X: Float[Tensor, "N D"]) -> list[Float[Tensor, "_ N"]]:
+        """Return V_q of each process."""
+        parts = zip(self.kernels, self.inducing_points, self.factors, strict=True)
+        return [solve_lower(L, covariance(kernel, Z, X)) for kernel, Z, L in parts]
+
+    def _q(self) -> list[tuple[Float[Tensor, " _"], Float[Tensor, "_ M"]]]:
+        """Return m_q and F_q of each process."""
+        sizes = list(self.sizes)
+        return list(zip(self.q_mean.split(sizes), self.q_factor.split(sizes), strict=True))
+
+    def _check(self, X: Tensor) -> None:
+        D = self._points[0].shape[1]
+        if X.dim() != 2 or X.shape[1] != D:
+            raise InputError(f"`X` must have {D} columns as in training; got {list(X.shape)}.")
+
+
+@final
+class FidelityPosterior(nn.Module):
+    """Predictions of the fidelity that a column of the inputs names.
+
+    Args:
+        function: the posterior of all fidelities, one target each.
+        column: the column of the inputs that is the fidelity.
+        levels: values of this column, in ascending order, one for each target of `function`.
+    """
+
+    levels: Tensor
+
+    def __init__(
+        self, function: MultiOutputPosterior, *, column: int, levels: Float[Tensor, " P"]
+    ) -> None:
+        super().__init__()
+        self.function, self.column = function, column
+        self.register_buffer("levels", levels.detach().clone())
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Gaussian noise with a variance for each fidelity."""
+        return self.function.likelihood
+
+    @property
+    def Z(self) -> Float[Tensor, "M D"]:
+        """Inducing points of all processes, one after another, without the fidelity."""
+        return self.function.Z
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of all processes."""
+        return self.function.M
+
+    @property
+    def P(self) -> int:
+        """Number of targets, which is one."""
+        return 1
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+        """Return the mean of each row at its fidelity."""
+        return self.predict(X).mean
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row at its fidelity; see `MultiOutputPosterior`."""
+        inputs, level = self._divided(X)
+        known = None if noise is None else noise.expand(-1, self.function.P)
+        every = self.function.predict(inputs, observed=observed, noise=known)
+        return Prediction(every.mean.gather(1, level), every.variance.gather(1, level))
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N 1"],
+        *,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "N 1"]:
+        """Return log p(y) of each row at its fidelity, in nats."""
+        y = self.predict(X, observed=True, noise=noise)
+        return Normal(y.mean, y.variance.sqrt()).log_prob(Y)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " R"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "R N 1"]:
+        """Return quantiles of each row at its fidelity; see `MultiOutputPosterior`."""
+        y = self.predict(X, observed=observed, noise=noise)
+        check_probabilities(probabilities)
+        return Normal(y.mean, y.variance.sqrt()).icdf(probabilities[:, None, None])
+
+    def condition_on(self, data: Dataset) -> "FidelityPosterior":
+        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
+        inputs, level = self._divided(data.X)
+        Y = data.Y.new_full((data.N, self.function.P), torch.nan).scatter(1, level, data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
+        return FidelityPosterior(updated, column=self.column, levels=self.levels)
+
+    def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
+        """Return the other columns, and the index of each row's fidelity."""
+        values = X[:, self.column].contiguous()
+        level = torch.searchsorted(self.levels, values).clamp_max(len(self.levels) - 1)
+        unknown = values[self.levels[level] != values]
+        if len(unknown):
+            raise InputError(
+                f"`X` must have one of the fidelities {self.levels.tolist()} in column "
+                f"{self.column}; got {unknown[0].item():g}."
+            )
+        others = [d for d in range(X.shape[1]) if d != self.column]
+        return X[:, others], level[:, None]
+
+
+def _fixed(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().contiguous().clone(), requires_grad=False)

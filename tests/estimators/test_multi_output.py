@@ -1,0 +1,253 @@
+"""Regressors of several targets, several fidelities and sums of effects."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from sklearn.base import clone
+
+from winnowgp import (
+    AdditiveGPRegressor,
+    Checkpoint,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+    SparseGP,
+    load,
+)
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError, ModelFileError
+from winnowgp.estimators.processes import ProcessEstimator
+from winnowgp.io.registry import deserialise, serialise
+from winnowgp.training import Progress
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-3, 3, size=(70, 1))
+WAVES = np.column_stack([np.sin(X[:, 0]), np.sin(5 * X[:, 0])])
+Y = WAVES @ np.array([[2.0, 0.0, 1.0], [0.2, 30.0, 1.0]]) + 0.05 * RNG.normal(size=(70, 3))
+Y[::7, 0] = np.nan
+# A cheap curve of the fidelity 0, and its double plus a trend at the fidelity 2.5.
+LEVELS = np.repeat([0.0, 2.5], [30, 6])
+INPUTS = np.concatenate([np.linspace(0, 1, 30), np.linspace(0.05, 0.95, 6)])
+CURVE = np.where(LEVELS > 0, 2.0, 1.0) * np.sin(9 * INPUTS) + np.where(LEVELS > 0, INPUTS, 0.0)
+FIDELITIES = pd.DataFrame({"level": LEVELS, "x": INPUTS})
+EFFECTS = pd.DataFrame({"a": RNG.uniform(-2, 2, 80), "b": RNG.uniform(-2, 2, 80)})
+SUM = np.sin(3 * EFFECTS["a"]) + 0.5 * EFFECTS["b"] + 0.05 * RNG.normal(size=80)
+
+ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
+    "outputs": (MultiOutputGPRegressor(n_latents=2, random_state=0), X, Y),
+    "fidelities": (MultiFidelityGPRegressor(fidelity="level", random_state=0), FIDELITIES, CURVE),
+    "effects": (AdditiveGPRegressor(kernel="rbf[a] + rbf[b]", random_state=0), EFFECTS, SUM),
+}
+
+
+def copied(estimator: Any) -> Any:
+    return clone(estimator)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, Any]:
+    return {name: copied(model).fit(*rows) for name, (model, *rows) in ESTIMATORS.items()}
+
+
+def test_outputs_allocate_points_by_smoothness(fitted: dict[str, Any]) -> None:
+    model = fitted["outputs"]
+    few, many = sorted(model.n_inducing_)
+    assert 4 <= few < many <= 30
+    # The second target is the rapid wave, thirty times.
+    slow, rapid = np.argsort(model.n_inducing_)
+    assert abs(model.mixing_[1, rapid]) > 10 * abs(model.mixing_[1, slow])
+    mean, sd = model.predict(X, return_std=True)
+    assert mean.shape == sd.shape == (70, 3)
+    assert np.sqrt(np.nanmean((mean - Y)[:, 0] ** 2)) < 0.1
+    assert (sd > model.predict(X, return_std=True, observed=False)[1]).all()
+    assert model.noise_.shape == (3,)
+    assert model.score(X, Y) > 0.99
+    assert np.isnan(model.log_density(X, Y)[0, 0])
+
+
+def test_mixing_reconstructs_predictions_from_processes(fitted: dict[str, Any]) -> None:
+    model = fitted["outputs"]
+    level = model._y_scaler.columns.shift.numpy()
+    np.testing.assert_allclose(
+        model.predict_processes(X) @ model.mixing_.T + level, model.predict(X)
+    )
+    low = fitted["fidelities"]
+    first = FIDELITIES["level"] == 0
+    np.testing.assert_allclose(
+        low.mixing_[0, 0] * low.predict_processes(FIDELITIES)[first, 0] + CURVE.mean(),
+        low.predict(FIDELITIES)[first],
+    )
+
+
+def test_independent_targets_have_a_process_each() -> None:
+    settings: dict[str, Any] = {"random_state": 0, "kernel": RBFKernel(), "priors": None}
+    both = MultiOutputGPRegressor(mixing="independent", tolerance=0.2, **settings)
+    both.fit(X[:40], Y[:40, 1:])
+    assert len(both.n_inducing_) == 2
+    np.testing.assert_array_equal(both._processes.mixing, np.eye(2))
+    data = Dataset.of(both._inputs(X[:40]), torch.from_numpy(Y[:40, 1:]).double())
+    scaled = both._y_scaler.columns.forward(data.Y)
+    noise = both.likelihood_.noise
+    parts = [
+        SparseGP(kernel, Z, noise=noise[p].item()).bound(Dataset.of(data.X, scaled[:, p]))
+        for p, (kernel, Z) in enumerate(
+            zip(both.kernels_, both._processes.inducing_points, strict=True)
+        )
+    ]
+    assert both.elbo_ == pytest.approx(torch.stack(parts).sum().item(), abs=1e-6)
+
+
+def test_fidelities_predict_each_level(fitted: dict[str, Any]) -> None:
+    model = fitted["fidelities"]
+    x = np.linspace(0.05, 0.95, 40)
+    for level, truth in ((0.0, np.sin(9 * x)), (2.5, 2 * np.sin(9 * x) + x)):
+        rows = pd.DataFrame({"level": np.full(40, level), "x": x})
+        lower, upper = model.predict_interval(rows, 0.99)
+        assert np.sqrt(np.mean((model.predict(rows) - truth) ** 2)) < 0.1
+        assert ((lower < truth) & (upper > truth)).mean() > 0.9
+    np.testing.assert_array_equal(model.fidelities_, [0.0, 2.5])
+    assert model.rho_[1, 0] == pytest.approx(2, abs=0.3)
+    assert model.rho_[0, 1] == 0
+    assert {points.shape[1] for points in model.inducing_points_} == {1}
+    assert all(0 <= points.min() <= points.max() <= 1 for points in model.candidates_)
+    # No row observes the discrepancy at the lower fidelity.
+    assert np.isin(model.candidates_[1][~model.inclusion_[1].astype(bool)], INPUTS).all()
+    with pytest.raises(InputError, match=r"one of the fidelities \[0.0, 2.5\] in column 0; got 1"):
+        model.predict(pd.DataFrame({"level": [1.0], "x": [0.5]}))
+
+
+def test_condition_on_a_row_moves_predictions_of_its_fidelity(fitted: dict[str, Any]) -> None:
+    model = fitted["fidelities"]
+    rows = pd.DataFrame({"level": [0.0, 2.5], "x": [0.5, 0.5]})
+    mean, sd = model.predict(rows, return_std=True, observed=False)
+    updated = model.condition_on(rows[1:], mean[1:] + 1)
+    after, less = updated.predict(rows, return_std=True, observed=False)
+    assert mean[1] + 0.01 < after[1] < mean[1] + 1
+    assert abs(after[0] - mean[0]) < abs(after[1] - mean[1])
+    assert (less <= sd + 1e-9).all()
+    assert model.predict(rows)[1] == mean[1]
+
+
+def test_one_fidelity_is_a_sparse_gp(fitted: dict[str, Any]) -> None:
+    low = np.column_stack([INPUTS, np.ones_like(INPUTS)])[LEVELS == 0]
+    model = MultiFidelityGPRegressor(random_state=0).fit(low, CURVE[LEVELS == 0])
+    posterior = model._processes
+    rows = model._inputs(low)[:, :1]
+    y = model._y_scaler.columns.forward(torch.from_numpy(CURVE[LEVELS == 0])[:, None])
+    one = SparseGP(
+        posterior.kernels[0], posterior.Z, noise=posterior.likelihood.noise.item()
+    ).posterior(Dataset.of(rows, y))
+    expected = model._y_scaler.values(one.predict_mean(rows))
+    np.testing.assert_allclose(model.predict(low), expected, atol=1e-6)
+
+
+def test_effects_sum_to_the_prediction(fitted: dict[str, Any]) -> None:
+    model = fitted["effects"]
+    mean, sd = model.predict_terms(EFFECTS, return_std=True)
+    np.testing.assert_allclose(mean.sum(1) + SUM.mean(), model.predict(EFFECTS))
+    wave, line = np.sin(3 * EFFECTS["a"]), 0.5 * EFFECTS["b"]
+    for q, truth in enumerate((wave, line)):
+        centred = mean[:, q] - mean[:, q].mean() - truth + truth.mean()
+        assert np.sqrt(np.mean(centred**2)) < 0.1
+    assert sd.shape == (80, 2)
+    assert model.n_inducing_[0] > model.n_inducing_[1] >= 1
+    assert model.terms_ == ["rbf[a]", "rbf[b]"]
+
+
+def test_averages_over_boxes_recover_the_function(tmp_path: Path) -> None:
+    edges = np.linspace(0, 4, 17)
+    centres, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+    average = (np.cos(3 * edges[:-1]) - np.cos(3 * edges[1:])) / (3 * width)
+    rows = pd.DataFrame({"w": np.full(16, width), "x": centres})
+    model = MultiOutputGPRegressor(widths=["w"], priors=None, random_state=0)
+    model.fit(rows, 10 + 5 * average)
+    x = np.linspace(0.3, 3.7, 50)
+    points = pd.DataFrame({"w": 0.0, "x": x})
+    truth = 10 + 5 * np.sin(3 * x)
+    assert np.sqrt(np.mean((model.predict(points) - truth) ** 2)) < 0.1
+    # Averages are smaller than the function at its extremes.
+    assert np.abs(5 * average).max() < 4.9 < np.abs(model.predict(points) - 10).max()
+    again = load(model.save(tmp_path / "boxes.winnow"))
+    np.testing.assert_array_equal(again.predict(points), model.predict(points))
+    with pytest.raises(InputError, match="negative widths"):
+        copied(model).fit(-rows, average)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_saved_estimator_predicts_the_same(
+    name: str, fitted: dict[str, Any], tmp_path: Path
+) -> None:
+    _, rows, targets = ESTIMATORS[name]
+    model = fitted[name]
+    again = load(model.save(tmp_path / "model.winnow"))
+    for one, other in zip(
+        model.predict(rows, return_std=True), again.predict(rows, return_std=True), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert again.n_inducing_ == model.n_inducing_
+    assert again.evidence_ == model.evidence_
+    np.testing.assert_array_equal(again.mixing_, model.mixing_)
+    np.testing.assert_array_equal(again.inducing_points_[0], model.inducing_points_[0])
+    np.testing.assert_array_equal(
+        again.log_density(rows, targets), model.log_density(rows, targets)
+    )
+
+
+def test_damaged_posterior_is_refused(fitted: dict[str, Any]) -> None:
+    posterior = fitted["fidelities"].posterior_
+    archive = serialise("Model", posterior)
+    archive.outline["state"]["levels"] = {"$tensor": "flipped"}
+    archive.tensors["flipped"] = posterior.levels.flip(0)
+    with pytest.raises(ModelFileError, match="ascending levels"):
+        deserialise(archive)
+    archive = serialise("Model", posterior.function)
+    name = archive.outline["state"]["q_mean"]["$tensor"]
+    archive.tensors[name] = archive.tensors[name][1:]
+    with pytest.raises(ModelFileError):
+        deserialise(archive)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (MultiOutputGPRegressor(likelihood="poisson"), "`likelihood` must be 'gaussian' where"),
+        (MultiOutputGPRegressor(schedule="paper"), "`schedule` must be 'fast' where"),
+        (MultiOutputGPRegressor(mixing="both"), "`mixing` must be 'lmc' or 'independent'"),
+        (MultiOutputGPRegressor(mixing="independent", n_latents=2), "`n_latents` is for"),
+        (MultiFidelityGPRegressor(fidelity=0), "at least one column besides the fidelity"),
+        (MultiFidelityGPRegressor(fidelity=1), "of which there are 1; got 1"),
+        (MultiOutputGPRegressor(widths=[0]), "half of the 1 columns"),
+        (MultiOutputGPRegressor(widths="w"), "must be a list of columns"),
+        (MultiFidelityGPRegressor(fidelity="level"), "got 'level'. Pass a data frame"),
+        (MultiFidelityGPRegressor().set_params(fidelity=0.5), "by number or name; got 0.5"),
+        (AdditiveGPRegressor(kernel="rbf"), "must be a sum, each term"),
+        (AdditiveGPRegressor(kernel="rbf + linear"), "needs one target; got 3"),
+    ],
+)
+def test_wrong_parameters_are_refused(model: ProcessEstimator, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model.fit(X, Y)
+    assert not hasattr(model, "n_features_in_")
+
+
+def test_interrupted_fit_resumes_to_the_same_model(fitted: dict[str, Any], tmp_path: Path) -> None:
+    model, rows, targets = ESTIMATORS["fidelities"]
+    steps = 0
+
+    def interrupt(progress: Progress) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 60:
+            raise KeyboardInterrupt
+
+    checkpoint = Checkpoint(tmp_path / "fit", 0)
+    with pytest.raises(KeyboardInterrupt):
+        copied(model).set_params(checkpoint=checkpoint, callbacks=interrupt).fit(rows, targets)
+    resumed = copied(model).set_params(checkpoint=checkpoint).fit(rows, targets)
+    # An equal seed gives an equal fit, interrupted or not.
+    assert resumed.elbo_ == fitted["fidelities"].elbo_
+    np.testing.assert_array_equal(resumed.predict(rows), fitted["fidelities"].predict(rows))
