@@ -5,6 +5,7 @@
     python benchmarks/deep.py fits --quick --rows 1000 --tables kin8nm   # a part of the rows
     python benchmarks/deep.py fits --summary
     python benchmarks/deep.py step
+    python benchmarks/deep.py predict                           # against GPyTorch's deep GP
 
 `fits` compares the estimators of `FITS` on splits of a table (90 % of the rows of a seeded
 permutation). Settings were chosen on seeds 0 to 2; seeds from 3 on are
@@ -15,6 +16,9 @@ candidates, minibatches of 4,096 of 7,000 rows, one thread. All subsets go throu
 batched pass, padded to the largest subset. The ratio depends on how many candidates a draw
 includes, so it is measured at three inclusion probabilities.
 
+`predict` compares the CPU time of the prediction of 10,000 rows with 64 samples with that of
+GPyTorch's deep GP of the same sizes (8 inputs, 8 hidden outputs), one thread, alternating.
+
 Results are in benchmarks/results/deep.
 """
 
@@ -23,10 +27,17 @@ from functools import partial
 from math import log
 from statistics import fmean, median, stdev
 from time import perf_counter
+from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.models.deep_gps import DeepGP as PeerModel
+from gpytorch.models.deep_gps import DeepGPLayer
+from gpytorch.settings import num_likelihood_samples
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 
 from measure import (
     RESULTS,
@@ -43,11 +54,12 @@ from right_number_problems import Problem, split_table
 from winnowgp import DeepGPRegressor, SparseGPRegressor
 from winnowgp.data import Dataset, Standardiser, load_table
 from winnowgp.estimators import kernel_from
+from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import ScoreFunction
 from winnowgp.linalg import single_thread
-from winnowgp.models import DeepGP, deep_layers
+from winnowgp.models import DeepGP, DeepPosterior, deep_layers
 from winnowgp.point_processes import Bernoulli
 
 TABLES = ("kin8nm", "concrete", "energy")
@@ -55,7 +67,7 @@ SEEDS = (3, 4, 5)
 # With this strength only points without any effect are removed.
 NOTHING = 1e-8
 # Kin40k has fine structure, and needs more candidates and steps than the defaults.
-LARGE = {"n_candidates": 1024, "epochs": (100, 3000, 1500)}
+LARGE = {"n_candidates": 768, "epochs": (100, 3000, 1500)}
 FITS = {
     "shallow": lambda: SparseGPRegressor(),
     "one": lambda: DeepGPRegressor(1),
@@ -71,6 +83,8 @@ FITS = {
 QUICK = {"n_candidates": 40, "epochs": (100, 400, 200)}
 KEYS = ("table", "rows", "quick", "fit", "seed")
 TIMED_ROWS, TIMINGS = 500, 25
+# Rows of a prediction by GPyTorch.
+PEER_ROWS = (50, 500)
 
 K, S, ROWS, BATCH, REPEATS = 150, 4, 7000, 4096, 8
 
@@ -235,9 +249,74 @@ def step() -> None:
         )
 
 
+class PeerLayer(DeepGPLayer):
+    """A layer of GPyTorch's deep GP, as in its documentation."""
+
+    def __init__(self, inputs: int, outputs: int | None, points: int) -> None:
+        batch = torch.Size([]) if outputs is None else torch.Size([outputs])
+        q = CholeskyVariationalDistribution(points, batch_shape=batch)
+        strategy = VariationalStrategy(self, torch.randn(*batch, points, inputs), q)
+        super().__init__(strategy, inputs, outputs)
+        self.mean_module = ConstantMean(batch_shape=batch)
+        base = RBFKernel(batch_shape=batch, ard_num_dims=inputs)
+        self.covar_module = ScaleKernel(base, batch_shape=batch)
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        mean: Any = self.mean_module(x)
+        return MultivariateNormal(mean, self.covar_module(x))
+
+
+class PeerDeepGP(PeerModel):
+    """GPyTorch's deep GP of two layers."""
+
+    def __init__(self, sizes: tuple[int, int]) -> None:
+        super().__init__()
+        self.hidden, self.last = PeerLayer(8, 8, sizes[0]), PeerLayer(8, None, sizes[1])
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        return self.last(self.hidden(x))
+
+
+@torch.no_grad()
+def predict() -> None:
+    """Predict 10,000 rows with 64 samples, and compare with GPyTorch."""
+    torch.set_num_threads(1)
+    X = torch.randn(10_000, 8, dtype=torch.float64)
+    results, generator = new_results("deep/predict"), torch.Generator().manual_seed(0)
+    for sizes in ((50, 50), (100, 100), (100, 30)):
+        largest = torch.randn(max(sizes), 8, generator=generator, dtype=torch.float64)
+
+        def kernel(number: int, inputs: int) -> Kernel:
+            return kernel_from("rbf", inputs)
+
+        layers = deep_layers(X, largest, kernel=kernel, widths=(8, 1), q_scale=0.1)
+        model = DeepGP(layers, likelihood=GaussianLikelihood())
+        masks = [torch.arange(len(largest)) < size for size in sizes]
+        posterior = model.prune(masks).posterior(samples=64)
+        size = rows_at_once(posterior)
+        peer = PeerDeepGP(sizes).double().eval()
+
+        def own(posterior: DeepPosterior = posterior, size: int = size) -> None:
+            for rows in X.split(size):
+                posterior.predict(rows)
+
+        def other(chunk: int, peer: PeerDeepGP = peer) -> torch.Tensor:
+            with num_likelihood_samples(64):
+                predicted: list[Any] = [peer(rows) for rows in X.split(chunk)]
+                return torch.cat([each.variance for each in predicted], -1)
+
+        # GPyTorch computes covariances among the rows of a call: two numbers of rows are tried.
+        calls = {"ours": own, **{f"GPyTorch, {n}": partial(other, n) for n in PEER_ROWS}}
+        times = [{name: timed(call)[1].cpu for name, call in calls.items()} for _ in range(3)]
+        # The first predictions allocate memory.
+        middle = {name: median(each[name] for each in times[1:]) for name in calls}
+        results.add({"sizes": sizes, "cpu_s": middle, "runs": times})
+        print(sizes, {name: round(seconds, 2) for name, seconds in middle.items()}, flush=True)
+
+
 def main() -> None:
     parser = parser_of(__doc__, seeds=SEEDS)
-    parser.add_argument("what", choices=("fits", "step"))
+    parser.add_argument("what", choices=("fits", "step", "predict"))
     parser.add_argument("--tables", nargs="+", default=list(TABLES))
     parser.add_argument("--fits", nargs="+", default=list(FITS), choices=list(FITS))
     parser.add_argument("--rows", type=int, help="number of training rows; 90 %% if not given")
@@ -246,6 +325,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.what == "step":
         step()
+    elif arguments.what == "predict":
+        predict()
     else:
         fits(arguments)
 

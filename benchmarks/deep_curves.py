@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from measure import RESULTS, Row, grouped, parser_of, table
 from right_number_problems import split_table
 from winnowgp.data import Dataset
-from winnowgp.estimators.deep import _initial_kernel
+from winnowgp.estimators.deep_initialization import initial_kernel
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
@@ -78,7 +78,7 @@ def initial_model(X: torch.Tensor, settings: Settings, generator: torch.Generato
     layers = deep_layers(
         X,
         rows,
-        kernel=lambda number, inputs: _initial_kernel("rbf", inputs, number < hidden),
+        kernel=lambda number, inputs: initial_kernel("rbf", inputs, number < hidden),
         widths=(*(settings["width"] or D,) * hidden, 1),
         skip_connections=settings["skip"],
     )
@@ -110,7 +110,8 @@ def curve(
     X, X_test = torch.tensor(problem.X), torch.tensor(problem.X_test)
     y, y_test = torch.tensor(problem.y)[:, None], torch.tensor(problem.y_test)[:, None]
     model = initial_model(X, settings, torch.Generator().manual_seed(seed)).to(device)
-    train, test = Dataset(X, y).to(device), Dataset(X_test, y_test).to(device)
+    where = torch.device(device)
+    train, test = Dataset(X, y).to(where), Dataset(X_test, y_test).to(where)
     generator = torch.Generator(device=device).manual_seed(seed)
     identity = {"case": case, "seed": seed, "n_train": train.N, "device": device, **settings}
     clock = {"start": perf_counter(), "last": perf_counter(), "out": 0.0}
@@ -146,7 +147,6 @@ def curve(
         elbo = estimate_elbo(model, train, generator=generator) / train.N
     row = {"step": steps, "steps": steps, "elbo": elbo, "final": True}
     row["seconds"] = perf_counter() - clock["start"] - clock["out"]
-    row["noise"] = model.likelihood.noise.item()
     runs.add({**identity, **row, **scores(model, test)})
 
 

@@ -9,8 +9,8 @@ Parts, on the problems of benchmarks/selection.py (K = 200 candidates, the paper
 
 - `objective`: E_q[L] − KL[q ‖ p] of the mean field and of determinantal processes, samples of q*,
   and the best subset of them against search; on the CPU, one thread, by seed;
-- `evidence`: bounds on the evidence of q*, by annealing from a determinantal process, and back
-  from one sample of each of many chains; then chains from other starts, and tempered ones;
+- `evidence`: tempered samples of q*, processes that are fitted from them, bounds on the evidence by
+  annealing from a determinantal process and back from samples, and chains without tempering;
 - `density`: held-out log density of predictions averaged over samples of q*, against one searched
   subset of the same mean size and single samples, at three strengths of the prior, by split;
 - `scale`: seconds per Gibbs sweep, of a determinantal fit, and memory with 1,000 candidates and all
@@ -136,23 +136,40 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     prior, generator = SquaredCardinality(K, ALPHAS[name]), seeded(seed)
     common = {"data": name, "N": given.data.N, "K": K, "alpha": ALPHAS[name], "seed": seed}
     search = searched(statistics, prior)
-    field = fit_inclusion(statistics, prior=prior, generator=generator, start=search.mask).q
     moved = on_device(given.model, given.data, effort.device)
 
     def gibbs(method: str, **options: Any) -> tuple[SubsetSamples, Row]:
         samples, taken = timed(lambda: many_chains(moved, prior, generator, effort, **options))
         return samples, {**common, "method": method, **taken.row(), **summarised(samples)}
 
-    samples, row = gibbs("gibbs, from search", start=search.mask.expand(effort.chains, -1))
-    yield row
-    fitted = fit_determinantal(
-        statistics,
-        prior=prior,
-        start=field,
-        similarity=statistics.correlations(),
-        inclusion=samples.inclusion,
-        generator=generator,
+    # At low β every candidate is nearly as likely as in the searched subset.
+    share = torch.full((K,), search.mask.double().mean().item(), dtype=torch.float64)
+    samples, row = gibbs(
+        "gibbs, tempered",
+        reference=Bernoulli.from_inclusion(share),
+        betas=[0.03 ** (step / (LADDER - 1)) for step in range(LADDER)],
+        chains=max(effort.chains // 4, 2),
     )
+    yield row
+    best = max(search, samples.best, key=lambda result: result.score)
+    field, taken = timed(
+        lambda: fit_inclusion(statistics, prior=prior, generator=generator, start=best.mask).q
+    )
+    row = {**common, "method": "mean field, from best", **taken.row()}
+    yield {**row, **objective_of(field, statistics, prior)}
+    fitted, taken = timed(
+        lambda: fit_determinantal(
+            statistics,
+            prior=prior,
+            start=field,
+            similarity=statistics.correlations(),
+            inclusion=samples.inclusion,
+            generator=generator,
+        )
+    )
+    row = {**common, "method": "determinantal, from tempered", **taken.row()}
+    yield {**row, **objective_of(fitted.q, statistics, prior)}
+    every = max(samples.masks.shape[1] // 4, 1)
     bounds, taken = timed(
         lambda: subset_evidence(
             moved,
@@ -161,7 +178,7 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
             generator=generator,
             runs=effort.chains,
             steps=effort.steps,
-            samples=samples.masks[:, -1],
+            samples=samples.masks[:, every - 1 :: every].flatten(0, 1),
         )
     )
     yield {
@@ -176,15 +193,8 @@ def evidence(name: str, seed: int, effort: Effort) -> Iterator[Row]:
         "upper": bounds.upper,
         "upper_se": bounds.upper_error,
     }
+    yield gibbs("gibbs, from best", start=best.mask.expand(effort.chains, -1))[1]
     yield gibbs("gibbs")[1]
-    # q* itself at lower and lower β: every candidate is as likely as in the searched subset.
-    share = torch.full((K,), search.mask.double().mean().item(), dtype=torch.float64)
-    yield gibbs(
-        "gibbs, tempered",
-        reference=Bernoulli.from_inclusion(share),
-        betas=[0.03 ** (step / (LADDER - 1)) for step in range(LADDER)],
-        chains=max(effort.chains // 8, 2),
-    )[1]
 
 
 def density(name: str, seed: int, effort: Effort) -> Iterator[Row]:
@@ -299,7 +309,8 @@ def picture(name: str, seed: int, effort: Effort) -> Iterator[Row]:
     maximise_elbo(model, data.X, objective=model.chunked_bound(data), stop=stop)
     statistics = model.subset_statistics(data)
     prior = SquaredCardinality(FIGURE_CANDIDATES, FIGURE_ALPHA)
-    field = fit_inclusion(statistics, prior=prior, generator=generator).q
+    start = searched(statistics, prior).mask
+    field = fit_inclusion(statistics, prior=prior, generator=generator, start=start).q
     samples = sample_subsets(statistics, prior=prior, generator=generator, sweeps=500)
     repulsive = fit_determinantal(
         statistics,

@@ -11,13 +11,15 @@ from winnowgp.data import hills
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "subset_posteriors.png"
 MEAN_FIELD = "mean field, from search"
-"""The best independent process, from which shares of the gap are measured."""
+"""The independent process from which shares of the gap are measured."""
 METHODS = (
     "mean field",
     MEAN_FIELD,
     "determinantal",
     "determinantal, from gibbs",
     "determinantal, score function",
+    "mean field, from best",
+    "determinantal, from tempered",
 )
 
 
@@ -38,11 +40,12 @@ def objective_table(rows: list[Row], bounds: dict[str, Row]) -> str:
         for method in METHODS:
             fits = by.get((method,), [])
             share = ""
-            if fits and limit is not None and method in METHODS[2:]:
-                base = mean(r["objective"] for r in by[(MEAN_FIELD,)])
+            if fits and limit is not None and method.startswith("determinantal"):
+                field = "mean field, from best" if method.endswith("tempered") else MEAN_FIELD
+                base = mean(r["objective"] for r in by[(field,)])
                 gain = mean(r["objective"] for r in fits) - base
-                shares = sorted(100 * gain / (limit[end] - base) for end in ("upper", "lower"))
-                share = f"{shares[0]:.0f} to {shares[1]:.0f} %"
+                ends = sorted(round(100 * gain / (limit[end] - base)) for end in ("upper", "lower"))
+                share = " to ".join(f"{end}" for end in dict.fromkeys(ends)) + " %"
             if fits:
                 value = mean_and_error((r["objective"] for r in fits), 1)
                 numbers = (f"{mean(r[key] for r in fits):.1f}" for key in ("size", "bound_sd"))
@@ -130,8 +133,10 @@ def scale_table(rows: list[Row]) -> str:
 def report() -> None:
     """Print the results as Markdown tables, and draw the picture."""
     rows = read_results("subset_posterior/objective-*")
-    annealed = [r for r in read_results("subset_posterior/evidence-*") if "lower" in r]
-    sampled = [r for r in read_results("subset_posterior/evidence-*") if "lower" not in r]
+    evidence = read_results("subset_posterior/evidence-*")
+    annealed = [r for r in evidence if "lower" in r]
+    sampled = [r for r in evidence if "r_hat" in r]
+    rows += [r for r in evidence if "objective" in r]
     tables = {
         "Objective in nats: mean over seeds and its standard error": objective_table(
             rows, {r["data"]: r for r in annealed}

@@ -38,9 +38,7 @@ CHECKED_PACKAGES = [
     "experiments",
 ]
 # Modules of the GPyTorch integration that are not part of its public interface.
-CHECKED_PACKAGES += [
-    f"integrations.gpytorch.{module}" for module in ("distribution", "pruning", "sites")
-]
+CHECKED_PACKAGES += [f"integrations.gpytorch.{module}" for module in ("distribution", "sites")]
 # Folders of tests that run without checks.
 UNCHECKED_TESTS = ["estimators", "report", "integrations", "cli", "tests"]
 check_first_calls()

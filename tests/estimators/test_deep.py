@@ -35,7 +35,7 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     X, y = steps()
-    model = regressor(n_candidates=20, epochs=(30, 220, 220), hidden_mean="auto").fit(X, y)
+    model = regressor(n_candidates=20, epochs=(30, 300, 220), hidden_mean="auto").fit(X, y)
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
@@ -45,9 +45,9 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     assert len(model.n_inducing_) == 2
     assert all(0 < M <= 20 for M in model.n_inducing_)
     assert [len(p) for p in model.inducing_points_] == list(model.n_inducing_)
-    # The candidates of the last choice are what the rounds before left of twenty.
+    # The candidates of the selection are what the rounds before it, if any, left of twenty.
     pairs = list(zip(model.inclusion_, model.candidates_, model.n_inducing_, strict=True))
-    assert all(len(p) == len(z) and M <= len(p) < 20 for p, z, M in pairs)
+    assert all(len(p) == len(z) and M <= len(p) <= 20 for p, z, M in pairs)
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
     # Both layers have one output; the second is evaluated for each of 64 samples.
     first, second = model.alpha_
@@ -59,6 +59,24 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
 def fitted() -> DeepGPRegressor:
     """Fitted to the steps, for tests that only ask it."""
     return regressor(epochs=(20, 60, 40)).fit(*steps())
+
+
+def test_resized_is_the_model_of_an_allocation(fitted: DeepGPRegressor) -> None:
+    X, y = steps()
+    scored = {each.sizes: each for each in fitted.scored_allocations(X, y)}
+    sizes = fitted.available_sizes_
+    assert len(sizes) > 1
+    assert sizes[-1] == fitted.n_inducing_
+    for points in (sizes[0], sum(sizes[0])):
+        small = fitted.resized(points)
+        assert small.n_inducing_ == sizes[0]
+        assert [len(each) for each in small.inducing_points_] == list(sizes[0])
+        assert (small.elbo_, small.elbo_gap_) == (scored[sizes[0]].elbo, scored[sizes[0]].elbo_gap)
+        assert small.log_density(X, y).mean() == pytest.approx(scored[sizes[0]].log_density)
+        assert small.available_sizes_ == sizes[:1]
+    assert fitted.n_inducing_ == sizes[-1]
+    with pytest.raises(InputError, match="one of the sizes that the fit kept"):
+        fitted.resized(10_000)
 
 
 def test_quantiles_agree_with_log_density(fitted: DeepGPRegressor) -> None:

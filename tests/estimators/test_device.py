@@ -52,11 +52,27 @@ def fitted(name: str, device: str) -> Any:
     return type(estimator)(**settings).fit(*data)
 
 
+BEST = "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @pytest.mark.parametrize("name", FAST)
-def test_auto_device_is_the_one_of_this_machine(name: str) -> None:
-    best = "cuda" if torch.cuda.is_available() else "cpu"
+def test_auto_device_is_the_one_of_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = []
+
+    def train(self: Any, data: Any, params: Any, **_: Any) -> None:
+        devices.append(torch.device(params.device))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(FAST[name][0]), "_train", train)
+    for device in ("auto", BEST):
+        with pytest.raises(KeyboardInterrupt):
+            fitted(name, device)
+    assert devices == [torch.device(BEST)] * 2
+
+
+def test_fit_on_the_automatic_device_equals_that_on_the_named_one() -> None:
     with shortest_fits():
-        automatic, explicit = (fitted(name, device) for device in ("auto", best))
+        automatic, explicit = (fitted("regressor", device) for device in ("auto", BEST))
     assert automatic.elbo_ == pytest.approx(explicit.elbo_, rel=1e-9)
 
 

@@ -81,7 +81,7 @@ def test_fit_of_a_source_equals_fit_of_its_rows(
     assert found.score(named, y[:, 0]) > 0.9
 
 
-@pytest.mark.usefixtures("one_size")
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.unchecked
 def test_several_targets_and_mixed_precision() -> None:
     X, y = table(30, P=2)

@@ -15,6 +15,7 @@ from winnowgp import SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
+from winnowgp.models.observations import target_noise
 from winnowgp.models.priors import log_prior
 
 # Shapes are checked by the tests of `models.online` and of fits.
@@ -36,7 +37,7 @@ def all_rows(model: SparseGPRegressor, seeds: range) -> Dataset:
 
 def exact_bound(model: SparseGPRegressor, data: Dataset) -> float:
     q = model.posterior_
-    noise = q.likelihood.noise.item()
+    noise = target_noise(q.likelihood).detach()
     return SparseGP(q.kernel, q.Z, mean=q.mean, noise=noise).fixed_bound(data)
 
 
@@ -125,38 +126,42 @@ def test_partial_fit_batch_record_has_the_density_under_known_noise(
 
 
 @pytest.mark.parametrize(
-    ("settings", "targets", "message"),
+    ("settings", "message"),
     [
-        ({}, 2, r"needs one learnt noise variance.*noise='shared'"),
-        ({"noise": "known"}, 1, "needs `noise_variance`"),
-        ({"likelihood": "heteroscedastic"}, 1, "noise that does not depend on the inputs"),
+        ({"noise": "known"}, "needs `noise_variance`"),
+        ({"likelihood": "heteroscedastic"}, "noise that does not depend on the inputs"),
     ],
 )
-def test_partial_fit_needs_one_learnt_noise(
-    settings: dict[str, Any], targets: int, message: str
+def test_partial_fit_noise_that_a_stream_cannot_have_is_refused(
+    settings: dict[str, Any], message: str
 ) -> None:
     X, y = batch(0)
-    y = np.stack([y, -y], 1) if targets == 2 else y
     model = SparseGPRegressor("rbf", **settings)
     with pytest.raises(InputError, match=message):
         model.partial_fit(X, y)
     assert not hasattr(model, "posterior_")
 
 
-def test_known_noise_of_several_targets_is_fitted_and_refused_in_streams() -> None:
-    X, y, variance = noisy(0)
-    Y, known = np.stack([y, -y], 1), np.stack([variance, variance], 1)
-    for noise in ("target", "shared"):
-        with shortest_fits():
-            model = SparseGPRegressor("rbf", noise=noise, random_state=0, max_points=4)
-            model.fit(X, Y, noise_variance=known)
-        model.set_params(noise="shared")
-        with pytest.raises(InputError, match="known noise of several targets"):
-            model.partial_fit(X, Y)
-    first = SparseGPRegressor("rbf", noise="shared", random_state=0, max_points=4)
-    with shortest_fits(), pytest.raises(InputError, match="needs one target if its noise is known"):
-        first.partial_fit(X, Y, noise_variance=known)
-    assert not hasattr(first, "posterior_")
+@pytest.mark.parametrize(("noise", "known"), [("target", False), ("shared", True)])
+def test_partial_fit_several_targets_learn_the_noise_of_all_rows(noise: str, known: bool) -> None:
+    X, y, variance = (np.concatenate(part) for part in zip(*map(noisy, range(5)), strict=True))
+    # The second target is noisier by itself, and does not say by how much.
+    Y = np.stack([y, np.random.default_rng(0).standard_normal(len(y)) - y], 1)
+    given = np.stack([variance, 0 * variance], 1) if known else None
+    stream, whole = (SparseGPRegressor("rbf", noise=noise, random_state=0) for _ in range(2))
+    with shortest_fits():
+        whole.fit(X, Y, noise_variance=given)
+        # `fit` keeps no rows.
+        for rows, learn in zip(
+            np.split(np.arange(100), [40, 60, 80]),
+            (stream.fit, *[stream.partial_fit] * 3),
+            strict=True,
+        ):
+            learn(X[rows], Y[rows], noise_variance=None if given is None else given[rows])
+    assert stream.n_rows_seen_ == 100
+    np.testing.assert_allclose(stream.noise_, whole.noise_, rtol=0.3)
+    if noise == "target":
+        assert stream.noise_[1] > 1.1 * stream.noise_[0]
 
 
 def test_partial_fit_after_missing_targets_is_refused() -> None:

@@ -12,17 +12,19 @@ import pytest
 import torch
 
 import winnowgp
+from helpers.selection_problems import problem
 from helpers.short_fits import shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.data import Dataset
 from winnowgp.errors import ConvergenceWarning, InputError
 from winnowgp.estimators.export import export_numpy
+from winnowgp.gradients import all_masks
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.sentences import selection_lines
-from winnowgp.selection import SubsetSamples
+from winnowgp.selection import SubsetSamples, sample_subsets
 from winnowgp.training import subset_posterior
 
 RNG = np.random.default_rng(0)
@@ -133,6 +135,28 @@ def test_many_candidates_keep_the_mean_field(monkeypatch) -> None:
     with shortest_fits(), pytest.warns(ConvergenceWarning, match="at most 3 candidates"):
         model = SparseGPRegressor("rbf", posterior="gibbs", random_state=0).fit(X, Y)
     assert model.subset_posterior_.kind == "mean-field"
+
+
+def test_chains_that_do_not_mix_start_again_from_the_best_subset(monkeypatch) -> None:
+    statistics = problem(22, K=5, noise=1.0).statistics
+    starts: list[Any] = []
+
+    def sample(*args: Any, start: Any, **options: Any) -> SubsetSamples:
+        starts.append(start)
+        return sample_subsets(*args, start=start, **options)
+
+    monkeypatch.setattr(subset_posterior, "sample_subsets", sample)
+    monkeypatch.setattr(SubsetSamples, "mixed", property(lambda _: False))
+    monkeypatch.setattr(subset_posterior, "_MOST_SWEEPS", 120)
+    generator = torch.Generator().manual_seed(0)
+    prior, selected = SquaredCardinality(5, 0.5), torch.zeros(5, dtype=torch.bool)
+    with pytest.warns(ConvergenceWarning, match="around the best subset"):
+        subset_posterior._mixed_samples(statistics, prior, generator, selected=selected)
+    assert starts[0] is None
+    masks = all_masks(5)
+    scores = statistics.value(masks) - 0.5 * masks.sum(1) ** 2
+    expected = masks[scores.argmax()].expand(4, -1)  # K = 5: the chains have seen the best one.
+    torch.testing.assert_close(starts[-1], expected)
 
 
 def test_constant_model_has_one_subset() -> None:

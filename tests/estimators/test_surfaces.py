@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from helpers.short_fits import shortest_fits
-from winnowgp import DataTable, fit_table
+from winnowgp import DataTable, SparseGPRegressor, fit_table
 from winnowgp.errors import InputError
 from winnowgp.estimators.surfaces import surface, surface_rows
 from winnowgp.plots.predictions import ClassMap, Surface, date_axis
@@ -31,6 +31,7 @@ def test_surface_equals_predict() -> None:
     assert found.mean[3, 1].item() == pytest.approx(model.predict(at)["mean"][0])
     # A hole in training made a third column, which says where: not one of the picture.
     assert model.encoder.features == ("z", "x", "x missing")
+    assert isinstance(model.estimator, SparseGPRegressor)
     np.testing.assert_array_equal(found.points, model.estimator.inducing_points_[:, :2])
     X, targets = surface_rows(model, table)
     np.testing.assert_array_equal(X, np.stack([z, x], 1)[np.arange(40) != 3])

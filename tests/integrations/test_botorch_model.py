@@ -20,7 +20,8 @@ from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
 from winnowgp.data import Standardiser
 from winnowgp.errors import InputError, MissingExtraError
 from winnowgp.integrations.botorch import SparseGPModel
-from winnowgp.models import Posterior
+from winnowgp.integrations.botorch.model import condition_with_points
+from winnowgp.models import JointPosterior, Posterior
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +305,31 @@ def test_posterior_of_a_constant_model_has_a_zero_gradient() -> None:
     mean = SparseGPModel.of(constant).posterior(new).mean
     (gradient,) = torch.autograd.grad(mean.sum(), new)
     assert gradient.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_condition_with_points_equals_exact_conditional(P: int) -> None:
+    X = torch.linspace(0, 4, 30, dtype=torch.float64)[:, None]
+    data = Dataset.of(X, torch.cat([torch.sin(X + p) for p in range(P)], 1))
+    model = SparseGP(ScaleKernel(RBFKernel()), X[1:10:3], noise=0.05)
+    posterior, second = model.posterior(data.part(slice(0, 13))), data.part(slice(13, 30))
+    # One of the rows is an inducing point already, and one comes twice.
+    X = torch.cat([posterior.Z[:1], second.X, second.X[:1]])
+    Y = torch.cat([second.Y[:1], second.Y, second.Y[1:2]])
+    conditioned = condition_with_points(posterior, Dataset(X, Y))
+    noise = model.noise.detach().expand(len(X), P)
+    mean, covariance = JointPosterior(posterior).condition_on(X, Y, noise=noise)(data.X)
+    prediction = conditioned.predict(data.X)
+    torch.testing.assert_close(prediction.mean, mean.mT, atol=1e-7, rtol=1e-7)
+    variance = covariance.diagonal(dim1=-2, dim2=-1).mT
+    torch.testing.assert_close(prediction.variance, variance, atol=1e-7, rtol=1e-6)
+    other = Posterior(
+        posterior.kernel,
+        posterior.Z,
+        mean=posterior.mean,
+        likelihood=StudentTLikelihood(),
+        q_mean=posterior.q_mean,
+        q_factor=posterior.q_factor,
+    )
+    with pytest.raises(InputError, match="GaussianLikelihood"):
+        condition_with_points(other, Dataset(X, Y))

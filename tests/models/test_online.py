@@ -15,9 +15,10 @@ from winnowgp.bounds.chunked import moment_bound
 from winnowgp.bounds.streaming import restrict_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import JointPosterior, SparseGP, VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.online import OnlineGP, condition_with_points
+from winnowgp.models.online import OnlineGP
+from winnowgp.selection.statistics import subset_statistics
 
 FIRST, SECOND = slice(0, 13), slice(13, 30)
 
@@ -31,7 +32,7 @@ def rows(P: int = 1, *, weighted: bool = False) -> Dataset:
     return Dataset.of(X, Y, weights=weights if weighted else None)
 
 
-def regression(*, lengthscale: float = 1.3, noise: float = 0.05, M: int = 7) -> SparseGP:
+def regression(*, lengthscale: float = 1.3, noise: float | Tensor = 0.05, M: int = 7) -> SparseGP:
     kernel = ScaleKernel(MaternKernel(2.5))
     kernel.initialize(outputscale=1.7, **{"base_kernel.lengthscale": lengthscale})
     model = SparseGP(kernel, rows().X[1::4][:M], mean=ConstantMean(), noise=noise)
@@ -91,12 +92,16 @@ def test_bound_new_hyperparameters_equals_bui() -> None:
     assert streamed.objective(second)().item() == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("P", [1, 2])
-def test_bound_held_points_and_other_noise_equals_all_rows(P: int) -> None:
+OWN = torch.tensor([1.0, 4.0], dtype=torch.float64)
+"""Factors of the noise variances of two targets."""
+
+
+@pytest.mark.parametrize(("P", "own"), [(1, 1.0), (2, 1.0), (2, OWN)])
+def test_bound_held_points_and_other_noise_equals_all_rows(P: int, own: float | Tensor) -> None:
     data = rows(P, weighted=True)
-    online = OnlineGP.start(regression(noise=0.3), outputs=P).after(data.part(FIRST))
+    online = OnlineGP.start(regression(noise=0.3 * own), outputs=P).after(data.part(FIRST))
     # The noise is not frozen with the batch that was seen under it.
-    later = OnlineGP(regression(noise=0.04), online.memory)
+    later = OnlineGP(regression(noise=0.04 / own), online.memory)
     L, moments = later.moments(data.part(SECOND))
     batch = later.model.posterior(data)
     streamed = later.posterior(L, moments).predict(data.X)
@@ -112,11 +117,17 @@ def with_known_noise(data: Dataset) -> Dataset:
     return replace(data, noise=variances[:, None].expand(data.N, data.P).contiguous())
 
 
-@pytest.mark.parametrize("P", [1, 2])
-def test_known_noise_held_points_equals_all_rows(P: int) -> None:
+@pytest.mark.parametrize(
+    ("P", "own", "known"), [(1, 1.0, 1.0), (2, 1.0, 1.0), (2, OWN, 1.0), (2, 1.0, OWN)]
+)
+def test_known_noise_held_points_equals_all_rows(
+    P: int, own: float | Tensor, known: float | Tensor
+) -> None:
     data = with_known_noise(rows(P, weighted=True))
+    assert data.noise is not None
+    data = replace(data, noise=data.noise * known)
     first, middle, last = (data.part(torch.arange(n, n + 10)) for n in (0, 10, 20))
-    model = regression()
+    model = regression(noise=0.05 * own)
     assert first.noise is not None
     assert last.noise is not None
     # The second batch has no known noise, so that the memory has both kinds of rows.
@@ -155,14 +166,6 @@ def test_known_noise_is_remembered_to_first_order_in_the_learnt_one() -> None:
     assert abs(low - high) < 0.002 * abs(change)
 
 
-def test_known_noise_that_differs_between_targets_is_an_error() -> None:
-    data = with_known_noise(rows(2))
-    assert data.noise is not None
-    noise = data.noise * torch.tensor([1.0, 2.0], dtype=torch.float64)
-    with pytest.raises(InputError, match="same for all targets of a row"):
-        OnlineGP.start(regression(), outputs=2).bound(replace(data, noise=noise))
-
-
 def test_of_fitted_posterior_equals_memory_of_rows() -> None:
     data, model = rows(2), regression()
     first, second = data.part(FIRST), data.part(SECOND)
@@ -172,13 +175,20 @@ def test_of_fitted_posterior_equals_memory_of_rows() -> None:
     assert fitted.memory.residual.item() == pytest.approx(online.memory.residual.item(), abs=1e-8)
 
 
+def test_of_posterior_with_noise_per_target_is_refused() -> None:
+    model, data = regression(noise=0.05 * OWN), rows(2)
+    with pytest.raises(InputError, match="noise variance for each target"):
+        OnlineGP.of(model, model.posterior(data), elbo=0.0, N=data.N)
+
+
 def test_marginal_gains_of_old_and_new_points_equal_differences() -> None:
     data = rows()
     online = OnlineGP.start(regression()).after(data.part(FIRST))
     pool = online.with_candidates(torch.cat([online.memory.Z, data.X[14:20]]))
     pool.model.kernel.initialize(**{"base_kernel.lengthscale": 1.0})
     batch = data.part(SECOND)
-    statistics = pool.subset_statistics(batch)
+    L, moments = pool.moments(batch)
+    statistics = subset_statistics(L, *moments)
     mask = torch.arange(statistics.K) % 3 > 0
     gains = statistics.marginal_gains(mask)
     for k in range(statistics.K):
@@ -277,28 +287,6 @@ def test_objective_gradient_equals_differences(name: str, moving: bool) -> None:
             parameter += 1e-4 * direction
         slope = (sides[0] - sides[1]) / 2e-4
         assert gradient.sum().item() == pytest.approx(slope, rel=2e-3, abs=2e-3)
-
-
-@pytest.mark.parametrize("P", [1, 2])
-def test_condition_with_points_equals_exact_conditional(P: int) -> None:
-    data = rows(P)
-    first, second = data.part(FIRST), data.part(SECOND)
-    model = regression(M=3)
-    posterior = model.posterior(first)
-    # One of the rows is an inducing point already, and one comes twice.
-    X = torch.cat([posterior.Z[:1], second.X, second.X[:1]])
-    Y = torch.cat([second.Y[:1], second.Y, second.Y[1:2]])
-    conditioned = condition_with_points(posterior, Dataset(X, Y))
-    noise = model.noise.detach().expand(len(X), P)
-    mean, covariance = JointPosterior(posterior).condition_on(X, Y, noise=noise)(data.X)
-    prediction = conditioned.predict(data.X)
-    torch.testing.assert_close(prediction.mean, mean.mT, atol=1e-7, rtol=1e-7)
-    variance = covariance.diagonal(dim1=-2, dim2=-1).mT
-    torch.testing.assert_close(prediction.variance, variance, atol=1e-7, rtol=1e-6)
-    labels, classes = classified("bernoulli")
-    posterior = classes.posterior(labels)
-    with pytest.raises(InputError, match="GaussianLikelihood"):
-        condition_with_points(posterior, labels)
 
 
 def test_held_points_after_many_batches_lose_nothing() -> None:

@@ -95,7 +95,9 @@ def models() -> dict[str, TabularModel]:
 @pytest.fixture(scope="module")
 def resized(models: dict[str, TabularModel]) -> TabularModel:
     model = models["regression"]
-    return model.resized(model.estimator.available_sizes_[0])
+    smallest = model.estimator.available_sizes_[0]
+    assert isinstance(smallest, int)
+    return model.resized(smallest)
 
 
 @pytest.fixture

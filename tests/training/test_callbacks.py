@@ -118,7 +118,7 @@ def test_end_phase_adam_keeps_parameters_so_far(phase: str) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("one_size")
 @pytest.mark.parametrize("phase", ["initialisation", "selection", "optimisation"])
 def test_end_phase_fast_schedule_continues(phase: str) -> None:
     rows = data()

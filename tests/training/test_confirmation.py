@@ -174,6 +174,24 @@ def test_fast_limited_points_start_from_the_confirmed_optimum() -> None:
     assert lengthscale[0] < 3
 
 
+def test_lengthscales_of_ranks_are_learnt_without_held_out_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengthscales: list[torch.Tensor] = []
+
+    def held_out(data: Dataset, refit: Callable[[Dataset], Any], **_: Any) -> torch.Tensor:
+        for rest in (slice(0, 50), slice(30, 80)):
+            lengthscales.append(refit(data.part(rest)).kernel.base_kernel.lengthscale)
+        return torch.ones(data.N, dtype=torch.double)
+
+    monkeypatch.setattr("winnowgp.training.confirmation.held_out_gain", held_out)
+    X, noise = rows(80, 2, seed=3)
+    fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())
+    ranks, targets = lengthscales[:2], lengthscales[2:]
+    assert len(targets) == 2
+    assert not torch.allclose(*ranks, rtol=1e-3)
+
+
 @pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])
 def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bool) -> None:
     gain = torch.linspace(0.5, 1.0, 30, dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, DeepPosterior
+from winnowgp.models import DeepGP
 from winnowgp.models.deep_costs import prediction_cost
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
@@ -311,11 +311,7 @@ def test_fit_deep_smaller_models_are_a_frontier() -> None:
         ),
         generator=seeded(),
     )
-    others = [
-        (each.posterior, each.elbo)
-        for each in result.sized
-        if isinstance(each.posterior, DeepPosterior)
-    ]
+    others = [(each.posterior, each.elbo) for each in result.allocations]
     models = sorted(
         [*others, (result.posterior, result.elbo)],
         key=lambda pair: prediction_cost(pair[0].layers, samples=8),

@@ -23,6 +23,7 @@ and the bound of every subset, its marginal gains and elimination apply unchange
 is an old inducing point is the same variable, its jitter included: V_a has its row of L as column,
 and batches that hold the points lose no information about them.
 
+Targets with noise variances of their own, or with known noise, have one A and one residual each.
 Gaussian sites are remembered alike, with σ² = 1, one A for each latent function, and a residual of
 any sign that has the constants of their likelihood.
 
@@ -49,7 +50,7 @@ from torch import Tensor
 
 from winnowgp.bounds.chunked import Moments
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
-from winnowgp.typing import Scalar
+from winnowgp.typing import Scalar, TargetNoise
 
 # Eigenvalues of C, relative to the largest, that are rounding errors.
 _ROUNDING = 1e-14
@@ -64,17 +65,20 @@ class Memory:
         A: combinations of the function at Z that the rows observe; one set for all outputs, or one
             each.
         y: targets of these combinations, for a prior mean of zero.
-        residual: what no function at Z explains: squared deviations, in units of the noise.
+        residual: what no function at Z explains: squared deviations, in units of the noise; of all
+            outputs, or of each if they have noise variances of their own.
         N: number of observations; less than were seen if some are forgotten.
         fixed: what is remembered with precisions that do not depend on σ², at the same points.
+        counts: number of observations of each output, if known noise makes them differ.
     """
 
     Z: Float[Tensor, "M D"]
     A: Float[Tensor, "#P M R"]
     y: Float[Tensor, "R P"]
-    residual: Float[Tensor, ""]
+    residual: Float[Tensor, "*outputs"]
     N: int | float
     fixed: "Memory | None" = None
+    counts: Float[Tensor, " P"] | None = None
 
     @property
     def observations(self) -> int | float:
@@ -91,6 +95,11 @@ class Memory:
         """Number of outputs."""
         return self.y.shape[1]
 
+    @property
+    def separate(self) -> bool:
+        """Whether outputs are remembered one by one."""
+        return len(self.A) > 1 or (self.fixed is not None and self.fixed.separate)
+
     def forget(self, factor: float) -> "Memory":
         """Return the memory of a power posterior: each log-likelihood is multiplied by `factor`.
 
@@ -104,6 +113,7 @@ class Memory:
             residual=factor * self.residual,
             N=factor * self.N,
             fixed=None if self.fixed is None else self.fixed.forget(factor),
+            counts=None if self.counts is None else factor * self.counts,
         )
 
     def without(self, rows: "Memory") -> "Memory":
@@ -111,14 +121,22 @@ class Memory:
         fixed = self.fixed
         if fixed is not None and rows.fixed is not None:
             fixed = fixed.without(rows.fixed)
-        N = max(self.N - rows.N, 0.0)
-        return replace(self, residual=self.residual - rows.residual, N=N, fixed=fixed)
+        N, counts = max(self.N - rows.N, 0.0), None
+        if self.counts is not None or rows.counts is not None:
+            counts = self.each_count() - rows.each_count()
+        residual = self.residual - rows.residual
+        return replace(self, residual=residual, N=N, fixed=fixed, counts=counts)
+
+    def each_count(self) -> Float[Tensor, " P"]:
+        """Return the number of observations of each output."""
+        return self.y.new_full((self.P,), self.N) if self.counts is None else self.counts
 
     def to(self, device: torch.device) -> "Memory":
         """Return the memory on another device."""
         Z, A, y, residual = (t.to(device) for t in (self.Z, self.A, self.y, self.residual))
         fixed = None if self.fixed is None else self.fixed.to(device)
-        return Memory(Z, A, y, residual, self.N, fixed)
+        counts = None if self.counts is None else self.counts.to(device)
+        return Memory(Z, A, y, residual, self.N, fixed, counts)
 
     def centred(self, mean: Float[Tensor, "M 1"]) -> Float[Tensor, "R P"]:
         """Return the targets of the combinations of f − mean, given the prior mean at Z."""
@@ -162,7 +180,8 @@ def memory_moments(
     left: Float[Tensor, "M M"],
     *,
     mean: Float[Tensor, "M 1"],
-    noise: Scalar | None,
+    noise: TargetNoise | None,
+    separate: bool = False,
 ) -> list[Moments]:
     """Return the moments of the remembered rows: one for all outputs, or one for each.
 
@@ -170,28 +189,37 @@ def memory_moments(
         V: V_a of `old_projection`.
         left: covariance of the old points given the candidates.
         mean: prior mean at the old points.
-        noise: σ²; None for Gaussian sites.
+        noise: σ², of all outputs or of each; None for Gaussian sites.
+        separate: whether to return one for each output in any case.
     """
-    precision = V.new_ones(()) if noise is None else 1 / noise
-    constant = V.new_zeros(()) if noise is None else -0.5 * memory.N * (log(2 * pi) + noise.log())
-    groups, y = len(memory.A), memory.centred(mean)
+    groups = memory.P if separate else len(memory.A)
+    variances = V.new_ones(groups) if noise is None else noise.expand(groups)
+    counts = [memory.N] if memory.counts is None else memory.counts.tolist()
+    counts = counts * (groups // len(counts))
+    constants = -0.5 * V.new_tensor(counts) * (log(2 * pi) + variances.log())
+    if noise is None:
+        constants = torch.zeros_like(constants)
+    residuals = (
+        memory.residual if memory.residual.dim() else (memory.residual / groups).expand(groups)
+    )
+    y = memory.centred(mean)
     moments = []
-    for g, A in enumerate(memory.A):
-        own = y if groups == 1 else y[:, g : g + 1]
+    for g, A in enumerate(memory.A.expand(groups, -1, -1)):
+        own, precision = y if groups == 1 else y[:, g : g + 1], 1 / variances[g]
         B = V @ A
         C = precision * (B @ B.mT)
         moments.append(
             Moments(
                 C=C,
                 D=precision * (B @ own),
-                square=precision * (own.square().sum() + memory.residual / groups),
+                square=precision * (own.square().sum() + residuals[g]),
                 diagonal=C.diagonal().sum() + precision * (A * (left @ A)).sum(),
-                constant=constant,
-                N=memory.N,
+                constant=constants[g],
+                N=counts[g],
             )
         )
     if memory.fixed is not None:
-        known = memory_moments(memory.fixed, V, left, mean=mean, noise=None)
+        known = memory_moments(memory.fixed, V, left, mean=mean, noise=None, separate=separate)
         moments = [a + b for a, b in zip(moments, known, strict=True)]
     return moments
 
@@ -202,7 +230,7 @@ def remember(
     moments: list[Moments],
     *,
     mean: Float[Tensor, "M 1"],
-    noise: Scalar | None,
+    noise: TargetNoise | None,
 ) -> Memory:
     """Return what inducing points remember of the rows of some moments; O(M³) each.
 
@@ -211,11 +239,12 @@ def remember(
         L: factor of their covariance that whitened the moments.
         moments: moments of all rows, those remembered before included.
         mean: prior mean at Z.
-        noise: σ²; None for Gaussian sites, of which those that widen q(f) are forgotten.
+        noise: σ², of all outputs or of each; None for Gaussian sites, of which those that widen
+            q(f) are forgotten.
     """
-    scale = L.new_ones(()) if noise is None else noise
-    roots, targets, total = [], [], L.new_zeros(())
-    for m in moments:
+    scales = L.new_ones(len(moments)) if noise is None else noise.expand(len(moments))
+    roots, targets, residuals = [], [], []
+    for m, scale in zip(moments, scales, strict=True):
         # c is non-negative up to rounding, unless a likelihood is not log-concave.
         c, U = torch.linalg.eigh(scale * m.C)
         c = torch.where(c > _ROUNDING * c.amax(), c, 0.0) if len(c) else c
@@ -224,28 +253,34 @@ def remember(
         A = torch.linalg.solve_triangular(L.mT, U * root, upper=True)
         P = m.D.shape[1]
         unexplained = m.diagonal - m.C.diagonal().sum()
-        total = total + scale * (m.square + P * unexplained) - y.square().sum()
-        if noise is None:
-            total = total - 2 * P * m.constant
+        residual = scale * (m.square + P * unexplained) - y.square().sum()
+        residuals.append(residual - 2 * P * m.constant if noise is None else residual.clamp_min(0))
         roots.append(A)
         targets.append(y + A.mT @ mean)
-    residual = total if noise is None else total.clamp_min(0)
+    residual = torch.stack(residuals)
+    if noise is None or not noise.dim():
+        residual = residual.sum()
     A, y = torch.stack(roots), torch.cat(targets, 1)
     # Fewer rows than points observe fewer combinations.
     used = (A != 0).any(1).any(0)
-    return Memory(Z, A[..., used], y[used], residual, moments[0].N)
+    numbers = [m.N for m in moments]
+    counts = None if min(numbers) == max(numbers) else A.new_tensor(numbers)
+    N = sum(numbers) / len(numbers)
+    return Memory(Z, A[..., used], y[used], residual, N, counts=counts)
 
 
 def joined(memories: Sequence[Memory]) -> Memory:
     """Return the memory of the rows of several, which have the same inducing points."""
     fixed = [m.fixed for m in memories if m.fixed is not None]
+    groups, counted = max(len(m.A) for m in memories), any(m.counts is not None for m in memories)
     return Memory(
         memories[0].Z,
-        torch.cat([m.A for m in memories], 2),
+        torch.cat([m.A.expand(groups, -1, -1) for m in memories], 2),
         torch.cat([m.y for m in memories]),
-        torch.stack([m.residual for m in memories]).sum(),
+        torch.stack([m.residual for m in memories]).sum(0),
         sum(m.N for m in memories),
         joined(fixed) if fixed else None,
+        torch.stack([m.each_count() for m in memories]).sum(0) if counted else None,
     )
 
 
@@ -282,19 +317,22 @@ def projected(
     T = torch.linalg.solve_triangular(L.mT, V, upper=True)
     if len(Z):
         T = torch.where(match >= 0, unit[:, match.clamp_min(0)], T)
-    A, outputs = T @ memory.A, memory.P // len(memory.A)
-    residual = memory.residual + outputs * (memory.A * (left @ memory.A)).sum()
+    A, each = T @ memory.A, memory.residual.dim() > 0
+    lost = (memory.A * (left @ memory.A)).sum((1, 2)).expand(memory.P)
+    residual = memory.residual + (lost if each else lost.sum())
     y = memory.centred(mean)
     if y.shape[0] > len(Z):
         Q, R = torch.linalg.qr(A.mT)
         columns = y[None] if len(A) == 1 else y.mT[..., None]
         reduced = Q.mT @ columns
-        residual = residual + (columns - Q @ reduced).square().sum()
+        lost = (columns - Q @ reduced).square().sum(1).reshape(-1)
+        residual = residual + (lost if each else lost.sum())
         A, y = R.mT, reduced[0] if len(A) == 1 else reduced[..., 0].mT
     fixed = None
     if memory.fixed is not None:
         fixed = projected(memory.fixed, Z, L, V, left, mean=mean, new_mean=new_mean)
-    return Memory(Z, A, y + (A.mT @ new_mean)[..., 0].mT, residual, memory.N, fixed)
+    y = y + (A.mT @ new_mean)[..., 0].mT
+    return Memory(Z, A, y, residual, memory.N, fixed, memory.counts)
 
 
 def known_noise_parts(

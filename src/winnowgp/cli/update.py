@@ -4,7 +4,7 @@ import json as json_format
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -111,7 +111,7 @@ def update(
 
 
 def _as_json(result: "TableUpdate", output: Path) -> dict[str, object]:
-    estimator = result.model.estimator
+    estimator: Any = result.model.estimator  # Deep GPs cannot be updated.
     return {
         "file": str(output),
         "rows": result.rows,
@@ -133,7 +133,7 @@ def _print(result: "TableUpdate", output: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    estimator = result.model.estimator
+    estimator: Any = result.model.estimator  # Deep GPs cannot be updated.
     table = Table(title="Update", title_justify="left", show_header=False)
     held = f", after {result.held_out} of them were held out" if result.held_out else ""
     table.add_row("new rows", f"{result.rows} learnt{held}")

@@ -4,7 +4,6 @@ from abc import ABC
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from math import nan
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from winnowgp.estimators.base import BaseGP
 from winnowgp.models import DeepPosterior
 from winnowgp.models.deep_costs import Allocation, deep_predict_us, prediction_cost
 from winnowgp.training import FitResult
-from winnowgp.training.schedules import SizedModel
+from winnowgp.training.schedules import SizedDeepModel
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -28,12 +27,12 @@ class AllocatedEstimator(BaseGP, ABC):
     posterior_: DeepPosterior = field(init=False)
     n_inducing_: tuple[int, ...] = field(init=False)
     allocations_: tuple[Allocation, ...] = field(init=False)
-    _sized: tuple[SizedModel, ...] = field(init=False)
+    _sized: tuple[SizedDeepModel, ...] = field(init=False)
 
     @property
     def available_sizes_(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of inducing points per layer that `resized` accepts, quickest first."""
-        return (*(_deep(sized).M for sized in self._sized), self.n_inducing_)
+        return (*(sized.posterior.M for sized in self._sized), self.n_inducing_)
 
     def resized(self, points: int | tuple[int, ...]) -> Self:
         """Return a copy of the fitted estimator with fewer inducing points.
@@ -74,7 +73,9 @@ class AllocatedEstimator(BaseGP, ABC):
     def _set_allocations(self, result: FitResult[Any], observations: float) -> None:
         """Set `allocations_`, and keep the models that are quicker than the selected one."""
         samples = self.posterior_.samples
-        trained = [(_deep(each).with_samples(samples).cpu(), each.elbo) for each in result.sized]
+        trained = [
+            (each.posterior.with_samples(samples).cpu(), each.elbo) for each in result.allocations
+        ]
         trained.append((self.posterior_, result.elbo))
         trained.sort(key=lambda pair: prediction_cost(pair[0].layers, samples=samples))
         best = result.elbo + result.elbo_gap
@@ -88,7 +89,7 @@ class AllocatedEstimator(BaseGP, ABC):
             for posterior, elbo in trained
         )
         own = [posterior is self.posterior_ for posterior, _ in trained].index(True)
-        self._sized = tuple(SizedModel(*pair, nan) for pair in trained[:own])
+        self._sized = tuple(SizedDeepModel(*pair) for pair in trained[:own])
 
     def _set_posterior(self, posterior: DeepPosterior) -> None:
         self.posterior_, self.n_inducing_ = posterior, posterior.M
@@ -98,18 +99,13 @@ class AllocatedEstimator(BaseGP, ABC):
     def _set_sized(self, number: int) -> None:
         """Set the attributes to those of a smaller model."""
         sized = self._sized[number]
-        self._set_posterior(_deep(sized))
+        self._set_posterior(sized.posterior)
         (gap,) = {each.elbo_gap for each in self.allocations_ if each.sizes == self.n_inducing_}
         self.elbo_, self.elbo_gap_ = sized.elbo, gap
         self._sized = self._sized[:number]
         self.candidates_ = tuple(points[:0] for points in self.inducing_points_)
         self.inclusion_ = tuple(np.zeros(0) for _ in self.n_inducing_)
         self.alpha_ = self.frontiers_ = (None,) * len(self.n_inducing_)
-
-
-def _deep(sized: SizedModel) -> DeepPosterior:
-    assert isinstance(sized.posterior, DeepPosterior)
-    return sized.posterior
 
 
 def layer_locations(

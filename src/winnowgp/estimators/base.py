@@ -93,7 +93,7 @@ class BaseGP(BaseEstimator, ABC):
     tolerance: float | None = None
     n_candidates: int | None = None
     schedule: str = "fast"
-    batch_size: int | None = None
+    batch_size: int | str | None = None
     random_state: int | np.random.RandomState | None = None
     device: str = "cpu"
     callbacks: Callbacks = None

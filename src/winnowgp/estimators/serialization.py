@@ -48,7 +48,7 @@ from winnowgp.models.deep_costs import Allocation
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
-from winnowgp.training.schedules import SizedModel
+from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
 __all__ = ["load"]
 
@@ -91,7 +91,7 @@ _DEEP: _Fields = _ANY | {
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
     "frontiers_": tuple[Frontier | None, ...],
     "allocations_": tuple[Allocation, ...],
-    "_sized": tuple[SizedModel, ...],
+    "_sized": tuple[SizedDeepModel, ...],
 }
 _PROCESSES: _Fields = _ANY | {
     "_x_scaler": Standardiser,
@@ -210,8 +210,7 @@ def _restore_deep(model: Any) -> None:
     )
     _require(
         all(
-            isinstance(sized.posterior, DeepPosterior)
-            and [(layer.D, layer.P) for layer in sized.posterior.layers]
+            [(layer.D, layer.P) for layer in sized.posterior.layers]
             == [(layer.D, layer.P) for layer in layers]
             and type(sized.posterior.likelihood) is type(model.posterior_.likelihood)
             and sized.posterior.M in [each.sizes for each in model.allocations_]

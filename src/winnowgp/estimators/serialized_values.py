@@ -33,7 +33,7 @@ from winnowgp.point_processes import Bernoulli, Determinantal
 from winnowgp.report import Summary
 from winnowgp.report.summary import is_consistent
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior, SubsetSamples
-from winnowgp.training.schedules import SizedModel
+from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
 
 @register("Standardiser", Standardiser)
@@ -107,11 +107,16 @@ def _evidence(lower: float, upper: float, method: str) -> Evidence:
 
 @register("SizedModel", SizedModel)
 def _sized_model(
-    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior,
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior,
     elbo: float,
     log_density: float,
 ) -> SizedModel:
     return SizedModel(posterior, elbo, log_density)
+
+
+@register("SizedDeepModel", SizedDeepModel)
+def _sized_deep_model(posterior: DeepPosterior, elbo: float) -> SizedDeepModel:
+    return SizedDeepModel(posterior, elbo)
 
 
 @register("Allocation", Allocation)

@@ -163,7 +163,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         if record is not None and not isnan(record.remembered):
             given_up = self.elbo_gap_ * record.remembered
             self._stream = record.renumbered(self.n_inducing_, given_up=given_up)
-            if any(memory.fixed is not None for memory in record.memories):
+            if any(m.fixed is not None or m.residual.dim() for m in record.memories):
                 self._stream = replace(self._stream, remembered=nan)
 
     def _record(self) -> StreamRecord:
@@ -191,9 +191,9 @@ class StreamingEstimator(SparseEstimator, ABC):
             )
         if hasattr(self, "posterior_") and isnan(self._record().remembered):
             raise InputError(
-                "this model was fitted to rows with missing targets or known noise of several "
-                "targets, or resized after a fit with known noise: what it remembers of them is "
-                "not enough for `partial_fit`. Fit all rows together."
+                "this model was fitted to rows with missing targets, or resized after a fit with "
+                "known noise or noise per target: what it remembers of them is not enough for "
+                "`partial_fit`. Fit all rows together."
             )
         return params
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, Self
 
-import numpy as np
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
@@ -53,11 +52,11 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
                 goes on after its last batch.
             y: targets `[N]` or `[N P]`; left out with a source.
             sample_weight: weights `[N]`, as in `fit`.
-            noise_variance: known variances of the noise of one target, as in `fit`. If the learnt
+            noise_variance: known variances of the noise, as in `fit`. If the learnt
                 noise changes later, rows that were seen have the precision that is right to first
                 order in this change.
         """
-        self._check_stream(X, y)
+        self._check_stream()
         params = self._validate_stream()
         if not hasattr(self, "posterior_"):
             # A stream goes on with one posterior: an average over hyper-parameters is not used.
@@ -88,11 +87,13 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         if self._stream is None:
             return
         missing = isinstance(rows, Dataset) and not rows.complete
-        if missing or (rows.has_noise and rows.P > 1):
+        each = self.likelihood == "gaussian" and self.noise == "target" and rows.P > 1
+        if missing:
             # Later batches would mistake them for others.
             self._stream = replace(self._stream, remembered=nan)
-        elif rows.has_noise and isinstance(self.posterior_, Posterior | MixturePosterior):
-            # The posterior does not say which part of its precision depends on the learnt noise.
+        elif (each or rows.has_noise) and isinstance(self.posterior_, Posterior | MixturePosterior):
+            # The posterior does not say which part of its precision depends on the learnt noise,
+            # and the ELBO not which part of it is of which target.
             self._stream = replace(self._stream, memories=(self._memory_of(rows),))
 
     def _memory_of(self, rows: Source) -> Memory:
@@ -102,7 +103,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
             deepcopy(posterior.kernel),
             posterior.Z,
             mean=posterior.mean,
-            noise=target_noise(posterior.likelihood).item(),
+            noise=target_noise(posterior.likelihood).detach(),
         )
         if isinstance(rows, StandardisedSource):
             parts = map(self._standardised, batches_of(rows.source))
@@ -113,7 +114,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
             online = online.after(part)
         return online.memory
 
-    def _check_stream(self, X: Any, y: Any) -> None:
+    def _check_stream(self) -> None:
         """Raise an error if the noise is of a kind that a stream does not remember."""
         refuse_stream(self.posterior)
         if self.hyper == "laplace":
@@ -121,17 +122,10 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
                 f"`partial_fit` needs hyper='point' or 'auto'; got {self.hyper!r}: a stream "
                 "remembers one posterior. Fit all rows together, or pass 'point'."
             )
-        targets = X.P if isinstance(X, Source) else (*np.shape(y), 1, 1)[1]
         if self.likelihood == validation.HETEROSCEDASTIC:
             raise InputError(
                 "`partial_fit` needs noise that does not depend on the inputs; got "
                 f"likelihood={self.likelihood!r}. Fit all rows together, or pass 'gaussian'."
-            )
-        if self.likelihood == "gaussian" and self.noise == "target" and targets > 1:
-            raise InputError(
-                "`partial_fit` needs one learnt noise variance for all targets; got "
-                f"likelihood={self.likelihood!r} and noise={self.noise!r} for {targets} targets. "
-                "Pass noise='shared', or fit one model per target."
             )
 
     def _check_same_noise(self) -> None:
@@ -156,11 +150,6 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         scaler, noise = self._y_scaler, rows.noise
         if rows.P != scaler.P:
             raise InputError(f"`y` must have {scaler.P} target columns as before; got {rows.P}.")
-        if noise is not None and rows.P > 1:
-            raise InputError(
-                f"`partial_fit` needs one target if its noise is known; got {rows.P}. Fit one "
-                "model per target, or all rows together."
-            )
         if noise is not None:
             noise = noise / scaler.columns.scale.square()
         data = Dataset(

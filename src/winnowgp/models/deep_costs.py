@@ -12,7 +12,7 @@ from winnowgp.models.deep_layer import DeepLayer
 
 ROWS = 200
 """Rows that are predicted to measure the time."""
-_REPEATS = 3
+_REPEATS = 7
 
 
 @final
@@ -59,7 +59,7 @@ def deep_predict_us(model: DeepGP, sizes: Sequence[int], *, samples: int) -> flo
     """Return the microseconds per row that mean and variance of `ROWS` rows take on the CPU.
 
     The time depends on the numbers of inducing points and not on their locations, so that each
-    layer has random ones. It is the shortest of three: other processes only make it longer.
+    layer has random ones. It is the shortest of seven: other processes only make it longer.
 
     Args:
         sizes: number of inducing points of each layer.

@@ -11,7 +11,6 @@ from math import log, pi
 from typing import final
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -40,9 +39,7 @@ from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.site_inference import SiteInference, infer_sites
 from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN, VariationalGP
-from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
-from winnowgp.typing import Scalar
+from winnowgp.typing import Scalar, TargetNoise
 
 # The candidate that each point of the memory is, −1 if none.
 Matches = Int[Tensor, " M"]
@@ -84,9 +81,11 @@ class OnlineGP:
         """
         like = model.candidates.detach()
         P = model.P if isinstance(model, VariationalGP) else outputs
-        groups = P if isinstance(model, VariationalGP) else 1
-        nothing = like.new_zeros(groups, 0, 0)
-        return cls(model, Memory(like[:0], nothing, like.new_zeros(0, P), like.new_zeros(()), 0))
+        noise = _noise(model)
+        each = noise is not None and noise.dim() > 0
+        A = like.new_zeros(P if each or noise is None else 1, 0, 0)
+        residual = like.new_zeros(P if each else ())
+        return cls(model, Memory(like[:0], A, like.new_zeros(0, P), residual, 0))
 
     @classmethod
     @torch.no_grad()
@@ -102,11 +101,16 @@ class OnlineGP:
 
         Args:
             model: a model with the parameters of the posterior.
-            posterior: q(f) given these rows.
+            posterior: q(f) given these rows, with one noise variance for all outputs, or sites.
             elbo: bound of the fit in nats.
             N: number of observations.
         """
         noise = _noise(model)
+        if noise is not None and noise.dim():
+            raise InputError(
+                "the model has a noise variance for each target, and its posterior does not say "
+                "how well it explains each of them. Fit all rows together."
+            )
         moments = posterior_moments(
             posterior.q_mean, posterior.q_factor, elbo=elbo, noise=noise, N=N
         )
@@ -146,7 +150,7 @@ class OnlineGP:
         model = self.model
         L = cholesky(covariance(model.kernel, model.candidates, model.candidates)).L
         if isinstance(model, SparseGP):
-            return L, [self._gaussian(data, L)]
+            return L, self._gaussian(data, L)
         return L, self._of_sites(data, L, self._inferred(data, L, gain=gain))
 
     def bound(self, data: Dataset) -> float:
@@ -164,11 +168,6 @@ class OnlineGP:
         L = cholesky(covariance(self.model.kernel, Z, Z)).L
         return _total(self._remembered(L)).item()
 
-    def subset_statistics(self, data: Dataset) -> SubsetStatistics:
-        """Return statistics that score subsets of the candidates by the bound of the stream."""
-        L, moments = self.moments(data, gain=TRAINING_GAIN)
-        return subset_statistics(L, *moments)
-
     @torch.no_grad()
     def after(self, data: Dataset) -> "OnlineGP":
         """Return the model with the batch in its memory, seen at its candidates."""
@@ -179,14 +178,15 @@ class OnlineGP:
         Z = model.candidates.detach().clone()
         L = cholesky(covariance(model.kernel, Z, Z)).L
         plain, known = self._gaussian_parts(data, L)
-        own = replace(self, memory=replace(self.memory, fixed=None))._remembered(L)[0]
+        separate = self._separate(data)
+        own = replace(self, memory=replace(self.memory, fixed=None))
+        plain = _sums(plain, own._remembered(L, separate=separate))
         if fixed is not None:
-            old = replace(self, memory=fixed)._remembered(L, fixed=True)[0]
-            known = old if known is None else known + old
-        assert known is not None
+            old = replace(self, memory=fixed)._remembered(L, fixed=True, separate=separate)
+            known = _sums(known, old)
         mean = prior_mean(model.mean, Z)
-        memory = remember(Z, L, [plain + own], mean=mean, noise=model.noise)
-        fixed = remember(Z, L, [known], mean=mean, noise=None)
+        memory = remember(Z, L, plain, mean=mean, noise=model.noise)
+        fixed = remember(Z, L, known, mean=mean, noise=None)
         return replace(self, memory=replace(memory, fixed=fixed))
 
     @torch.no_grad()
@@ -229,8 +229,9 @@ class OnlineGP:
         memory = remember(model.candidates.detach(), L, own, mean=mean, noise=None)
         # Bounds have −½ residual: the residual makes batch and memory have the bound of all rows.
         alone = memory_moments(memory, L.mT, torch.zeros_like(L), mean=mean, noise=None)
-        parts = [a + b for a, b in zip(self._remembered(L), alone, strict=True)]
-        missing = _total(parts) - _total(self._of_sites(data, L, inference))
+        missing = _total(_sums(self._remembered(L), alone)) - _total(
+            self._of_sites(data, L, inference)
+        )
         return replace(memory, residual=memory.residual + 2 * missing, N=data.observations)
 
     @torch.no_grad()
@@ -270,7 +271,7 @@ class OnlineGP:
         Z = self.model.candidates.detach()
         match = matches(Z[:0] if self.model.candidates.requires_grad else Z, self.memory.Z)
         if isinstance(self.model, SparseGP):
-            return lambda: moment_bound(self._gaussian(data, self._jittered(), match=match))
+            return lambda: _total(self._gaussian(data, self._jittered(), match=match))
         sites: list[Sites | None] = [None]
         return lambda: self._profiled(data, sites, match=match)
 
@@ -282,30 +283,46 @@ class OnlineGP:
 
     def _gaussian(
         self, data: Dataset, L: Float[Tensor, "K K"], *, match: Matches | None = None
-    ) -> Moments:
+    ) -> list[Moments]:
         """Return the moments of batch and memory for Gaussian noise, differentiable."""
-        model = self.model
-        assert isinstance(model, SparseGP)
         V, Y, counts = self._rows(data, L)
-        kff, N = prior_variance(model.kernel, data.X), data.observations
-        variance = model.noise if data.noise is None else model.noise + data.noise[:, 0]
-        batch = row_moments(V, Y, kff, counts / variance, N=N)
-        constant = -0.5 * (counts * (log(2 * pi) + variance.log())).sum()
-        return replace(batch, constant=constant) + self._remembered(L, match=match)[0]
+        kff, N = prior_variance(self.model.kernel, data.X), data.observations
+        batch = []
+        for y, noise, known in self._targets(data, Y):
+            variance = noise if known is None else noise + known
+            moments = row_moments(V, y, kff, counts / variance, N=N)
+            constant = -0.5 * (counts * (log(2 * pi) + variance.log())).sum()
+            batch.append(replace(moments, constant=constant))
+        return _sums(batch, self._remembered(L, match=match, separate=self._separate(data)))
 
-    def _gaussian_parts(
-        self, data: Dataset, L: Float[Tensor, "K K"]
-    ) -> tuple[Moments, Moments | None]:
+    def _gaussian_parts(self, data: Dataset, L: Float[Tensor, "K K"]) -> list[list[Moments]]:
         """Return the moments of a batch for every σ², and the fixed ones of its known noise."""
-        model = self.model
         V, Y, counts = self._rows(data, L)
-        kff, noise = prior_variance(model.kernel, data.X), _noise(model)
+        kff, none = prior_variance(self.model.kernel, data.X), torch.zeros_like(counts)
+        parts = [
+            known_noise_parts(
+                V, y, kff, counts=counts, known=none if known is None else known, noise=noise
+            )
+            for y, noise, known in self._targets(data, Y)
+        ]
+        return [list(part) for part in zip(*parts, strict=True)]
+
+    def _separate(self, data: Dataset) -> bool:
+        """Return whether targets have moments of their own, as their noise differs."""
+        noise = _noise(self.model)
+        each = noise is not None and noise.dim() > 0
+        return data.P > 1 and (each or data.has_noise or self.memory.separate)
+
+    def _targets(
+        self, data: Dataset, Y: Float[Tensor, "N P"]
+    ) -> list[tuple[Tensor, Scalar, Tensor | None]]:
+        """Return groups of centred targets, their σ², and the known noise of their rows."""
+        noise = _noise(self.model)
         assert noise is not None
-        if data.noise is None:
-            rows = row_moments(V, Y, kff, counts / noise, N=data.observations)
-            constant = -0.5 * data.observations * (log(2 * pi) + noise.log())
-            return replace(rows, constant=constant), None
-        return known_noise_parts(V, Y, kff, counts=counts, known=data.noise[:, 0], noise=noise)
+        if not self._separate(data):
+            return [(Y, noise.reshape(()), None if data.noise is None else data.noise[:, 0])]
+        known = [None] * data.P if data.noise is None else data.noise.expand_as(Y).unbind(1)
+        return list(zip(Y.split(1, 1), noise.expand(data.P), known, strict=True))
 
     def _rows(self, data: Dataset, L: Float[Tensor, "K K"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return whitened covariances, centred targets and counts of the rows of a batch."""
@@ -315,17 +332,24 @@ class OnlineGP:
         return V, data.Y - prior_mean(model.mean, data.X), counts
 
     def _remembered(
-        self, L: Float[Tensor, "K K"], *, match: Matches | None = None, fixed: bool = False
+        self,
+        L: Float[Tensor, "K K"],
+        *,
+        match: Matches | None = None,
+        fixed: bool = False,
+        separate: bool | None = None,
     ) -> list[Moments]:
         """Return the moments of the remembered rows, differentiable.
 
         Args:
             fixed: whether the precisions of the memory do not depend on the noise.
+            separate: whether each output has moments of its own; None if the memory decides.
         """
         V, left = self._projection(L, match=match)
         mean = prior_mean(self.model.mean, self.memory.Z)
         noise = None if fixed else _noise(self.model)
-        return memory_moments(self.memory, V, left, mean=mean, noise=noise)
+        separate = self.memory.separate if separate is None else separate
+        return memory_moments(self.memory, V, left, mean=mean, noise=noise, separate=separate)
 
     def _projection(
         self, L: Float[Tensor, "K K"], *, match: Matches | None = None
@@ -454,11 +478,6 @@ class OnlineGP:
 
     def _check(self, data: Dataset) -> None:
         self.model.check(data)
-        if data.noise is not None and bool((data.noise != data.noise[:, :1]).any()):
-            raise InputError(
-                "the known noise of a stream must be the same for all targets of a row; it differs "
-                "in the batch. Fit one model per target, or all rows together."
-            )
         P = data.P if isinstance(self.model, SparseGP) else self.model.P
         if self.memory.P != P:
             raise InputError(
@@ -467,34 +486,15 @@ class OnlineGP:
             )
 
 
-@torch.no_grad()
-def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
-    """Return q(f) after observing rows with Gaussian noise, with these rows as inducing points.
-
-    The hyper-parameters are held, and the result is the exact conditional of the process q(f), at
-    any distance from the earlier points: `Posterior.condition_on` with more points. O((M + N)³).
-    """
-    likelihood = posterior.likelihood
-    if not isinstance(likelihood, GaussianLikelihood) or len(posterior.q_factor) > 1:
-        raise InputError(
-            "rows can become inducing points of a posterior with a GaussianLikelihood and one "
-            f"covariance for all outputs; this one has a {type(likelihood).__name__} and "
-            f"{len(posterior.q_factor)} covariances. Fit the model to all rows instead."
-        )
-    noise = likelihood.noise.item()
-    model = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
-    # Bound and number of the earlier rows do not affect q(f).
-    online = OnlineGP.of(model, posterior, elbo=0.0, N=1)
-    fresh = data.X[matches(posterior.Z, data.X) < 0].unique(dim=0)
-    wider = online.with_candidates(torch.cat([posterior.Z, fresh]))
-    return wider.posterior(*wider.moments(data))
-
-
 def _total(moments: list[Moments]) -> Scalar:
     """Return the bound of all outputs."""
     return torch.stack([moment_bound(m) for m in moments]).sum()
 
 
-def _noise(model: SparseGP | VariationalGP) -> Scalar | None:
-    """Return σ² of a collapsed model, None for sites."""
+def _sums(first: list[Moments], second: list[Moments]) -> list[Moments]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _noise(model: SparseGP | VariationalGP) -> TargetNoise | None:
+    """Return σ² of a collapsed model, of all targets or of each; None for sites."""
     return model.noise if isinstance(model, SparseGP) else None

@@ -17,7 +17,7 @@ Few rows may satisfy this by chance. So the densities of the held-out rows also 
 constant in the average over hyper-parameters (`laplace`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import exp, log, pi
@@ -34,6 +34,7 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.exact_gp import exact_log_density
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
@@ -150,15 +151,18 @@ def _robust(
     ranked = steps.evidence_optima(scores)
     if not _exceeds_constant(ranked.best, ranked.optima[0].evidence, scores):
         return None
-    model = ranked.best
-    lengthscales = {id(k.raw_lengthscale) for k in trainable_lengthscales(model.kernel)}
-    held = tuple(n for n, p in model.kernel.named_parameters() if id(p) in lengthscales)
-    for name in held:
-        model.kernel.get_parameter(name).requires_grad_(False)
-    model, evidence = steps.maximise_evidence_of(model, data)
+    lengthscales = {id(k.raw_lengthscale) for k in trainable_lengthscales(ranked.best.kernel)}
+    held = tuple(n for n, p in ranked.best.kernel.named_parameters() if id(p) in lengthscales)
+    model, evidence = steps.maximise_evidence_of(_holding(ranked.best, held), data)
+
+    def refitted_to_ranks(rows: Dataset) -> Model | None:
+        scores = replace(rows, Y=normal_scores(rows.Y))
+        found = _refitted(steps, ranked.best, scores)
+        return None if found is None else _refitted(steps, _holding(found, held), rows)
+
     gain, own = (
-        held_out_gain(data, partial(_refitted, steps, each), early_stopping=False)
-        for each in (model, best.model)
+        held_out_gain(data, refit, early_stopping=False)
+        for refit in (refitted_to_ranks, partial(_refitted, steps, best.model))
     )
     advantage = PredictiveGap.of(own, gain)
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
@@ -169,6 +173,14 @@ def _robust(
     return replace(
         ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.P)
     )
+
+
+def _holding(model: Model, names: Iterable[str]) -> Model:
+    """Return a copy of a model in which some kernel parameters stay as they are."""
+    copy = copy_module(model)
+    for name in names:
+        copy.kernel.get_parameter(name).requires_grad_(False)
+    return copy
 
 
 def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:

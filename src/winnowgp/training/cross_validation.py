@@ -22,7 +22,7 @@ from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.models.kernels import cross_covariance
-from winnowgp.selection import elimination_frontier
+from winnowgp.selection import backward_elimination
 
 FOLDS = 10
 # Largest number of rows of a fold.
@@ -120,11 +120,12 @@ class CrossValidation:
             pool = model.with_candidates(Z)
             masks = None
             if min(sizes) < pool.K:
-                masks = elimination_frontier(pool.subset_statistics(rest)).masks
+                statistics = pool.subset_statistics(rest)
+                masks = backward_elimination(statistics, smallest=min(sizes)).masks
             for M, densities in zip(sizes, results, strict=True):
                 selected = pool
                 if masks is not None and pool.K > M:
-                    selected = pool.prune(masks[M])
+                    selected = pool.prune(masks[pool.K - M])
                 posterior = selected.with_best_q(rest).posterior(rest)
                 nats = posterior.log_density(rows.X, rows.Y, noise=rows.noise)
                 densities.append(nats.masked_fill(torch.isnan(rows.Y), 0.0).sum(1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf
 from typing import final
 
 import torch
@@ -27,7 +27,7 @@ from winnowgp.training.goals import (
     natural_selection,
 )
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
-from winnowgp.training.schedules import FitResult, SizedModel, TrainingContext, draw_seed
+from winnowgp.training.schedules import FitResult, SizedDeepModel, TrainingContext, draw_seed
 from winnowgp.typing import Mask
 
 # Largest number of rows times samples that sites are computed at, and of numbers in one pass.
@@ -75,7 +75,7 @@ class DeepTraining:
     gains more than the tolerance; None keeps the candidates of the model."""
     smaller_models: int = 0
     """With a `Tolerance`, number of smaller models that are trained after the selected one, each
-    with four times the gap of the one before; `FitResult.sized` has them."""
+    with four times the gap of the one before; `FitResult.allocations` has them."""
 
     def __post_init__(self) -> None:
         if min(self.layerwise, self.pre, self.post, self.smaller_models) < 0 or self.samples < 1:
@@ -257,7 +257,7 @@ class _DeepSteps:
         fitted = min(within, key=self.cost, default=fitted)
         assert fitted.selected is not None
         result = fitted.selected.result(fitted.elbo, best - fitted.elbo)
-        return replace(result, sized=self.allocations(fitted))
+        return replace(result, allocations=self.allocations(fitted))
 
     def train_smaller(self, fitted: _Fitted, goal: Tolerance, best: float) -> None:
         """Train smaller models, each with a larger gap."""
@@ -276,7 +276,7 @@ class _DeepSteps:
         samples = self.training.predict_samples or 1
         return prediction_cost(fitted.model.layers, samples=samples), -fitted.elbo
 
-    def allocations(self, chosen: _Fitted) -> tuple[SizedModel, ...]:
+    def allocations(self, chosen: _Fitted) -> tuple[SizedDeepModel, ...]:
         """Return the other trained models that no quicker one has the ELBO of, quickest first."""
         frontier, highest = list[_Fitted](), -inf
         for each in sorted(self.trained, key=self.cost):
@@ -284,7 +284,7 @@ class _DeepSteps:
                 frontier.append(each)
             highest = max(highest, each.elbo)
         others = [each for each in frontier if each is not chosen]
-        return tuple(SizedModel(each.model.posterior(), each.elbo, nan) for each in others)
+        return tuple(SizedDeepModel(each.model.posterior(), each.elbo) for each in others)
 
     def select(self, model: DeepGP, goal: Goal, *, share: float = 1.0) -> "_Selected":
         """Prune the model to the goal's sets, or a share of the way towards them."""

@@ -394,8 +394,10 @@ def _select_by_goal(
         if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
             # No work is left to move the points.
             break
-        if current.K * data.D > _MOVED * data.N and initial.complete:
-            # The hyper-parameters are those of the exact GP, and the locations are at rows.
+        many = current.K * data.D > _MOVED * data.N
+        if many and initial.complete and not pool.limited:
+            # The hyper-parameters are those of the exact GP, and the locations are at rows. A pool
+            # that is too small would need others: its ELBO may be far below the evidence.
             break
         gain, iterations = (3e-4, 200) if last else (1e-3, 100)
         current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
@@ -455,7 +457,7 @@ def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> 
 def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     data = steps.data
     shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
-    if steps.is_quick(M):
+    if steps.precision(M) is None:
         # Local optima differ by thousandths of nats per observation: two are optimised to the end.
         starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=2)
     else:

@@ -261,14 +261,11 @@ class FastSteps(Generic[Model]):
         if part.N < self.data.N:
             start, _ = self._shortly(start, part, 100)
         stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
-        return self.optimise(start, stop=stop, precision=None if self.is_quick(M) else "mixed")
+        return self.optimise(start, stop=stop, precision=self.precision(M))
 
-    def is_quick(self, M: int) -> bool:
-        """Whether an evaluation with M points takes a few milliseconds.
-
-        Blocks of rows in float32 take longer then, and their rounding ends the optimisation early.
-        """
-        return self.data.N * M <= 250_000
+    def precision(self, M: int) -> str | None:
+        """Return "mixed"; None where an evaluation with M points is quick, and quicker without."""
+        return None if self.data.N * M <= 250_000 else "mixed"
 
     @property
     def can_hold_out(self) -> bool:
@@ -454,8 +451,7 @@ class FastSteps(Generic[Model]):
     def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
         stop = Stop(3e-4 * on.observations, 20, iterations)
         try:
-            precision = None if self.is_quick(start.K) else "mixed"
-            return self.optimise(start, stop=stop, on=on, precision=precision)
+            return self.optimise(start, stop=stop, on=on, precision=self.precision(start.K))
         except TrainingError:
             return start, -inf
 

@@ -20,7 +20,6 @@ from math import inf, sqrt
 from typing import Generic
 
 import torch
-from gpytorch.kernels import AdditiveKernel, LinearKernel
 from jaxtyping import Int
 from torch import Tensor
 
@@ -47,6 +46,7 @@ from winnowgp.training.initialization import (
     starting_points,
     trainable_lengthscales,
     transferred,
+    with_linear_term,
     with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
@@ -218,6 +218,7 @@ class _Search(Generic[Model]):
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
+        gain = 1e-4 if continued and rows.N == self.data.N and not expensive else gain
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
@@ -354,7 +355,7 @@ class _Search(Generic[Model]):
 
         Returns: the gain is in nats per observation, None if the term does not pay.
         """
-        starts = [_with_linear(base, self.data) for base in bases]
+        starts = [Start(with_linear_term(base.model, self.data), base.kernel) for base in bases]
         needed = max(0.01 * ranked[0].observations, 3 + 0.5 * self.data.D)
         best = self.optimise(starts, count)[0]
         gain = best.objective - ranked[0].objective
@@ -496,13 +497,3 @@ def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, 
     for optimum in reversed(ranked):
         best[optimum.kernel] = optimum.objective / optimum.observations
     return tuple(best)
-
-
-def _with_linear(optimum: Optimum[Model], data: Dataset) -> Start[Model]:
-    """Return the optimum with a linear term in addition, of a tenth of the targets' variance."""
-    model = copy_module(optimum.model)
-    linear = LinearKernel(ard_num_dims=data.D).to(data.X)
-    variance = 0.1 / (data.D * data.X.var(0, correction=0).clamp_min(1e-12))
-    linear.variance = variance[None]
-    model.kernel = AdditiveKernel(model.kernel, linear)
-    return Start(model, optimum.kernel)

@@ -21,8 +21,8 @@ from winnowgp.models.deep_sites import hidden_precisions, layer_sites
 from winnowgp.models.priors import log_prior
 from winnowgp.training.adam import Adam, Gradient, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
-from winnowgp.training.captured import CapturedPass, captured_pass
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.cuda_graphs import CapturedPass, captured_pass
 from winnowgp.training.hyperparameters import optimise_evidence
 from winnowgp.training.initialization import noise_of, set_noise, trainable_lengthscales
 from winnowgp.training.lbfgs import Stop
@@ -130,7 +130,7 @@ class LayerTraining:
         self,
         model: DeepGP,
         batches: Minibatches,
-        parameters: list[Tensor],
+        parameters: Sequence[Tensor],
         rates: dict[int, float],
         steps: int,
     ) -> CapturedPass | None:

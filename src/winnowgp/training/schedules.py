@@ -163,11 +163,20 @@ class Growth:
 class SizedModel:
     """A model of another size, with hyper-parameters and locations of its own."""
 
-    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior | DeepPosterior
+    posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
     elbo: float
     """ELBO in nats."""
     log_density: float
     """Held-out log density, in nats per observation; NaN if not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedDeepModel:
+    """A deep GP with another allocation of inducing points to its layers."""
+
+    posterior: DeepPosterior
+    elbo: float
+    """ELBO in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +215,9 @@ class FitResult(Generic[Trained]):
     frontier: SizeFrontier | None = None
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()
-    """Models with fewer inducing points, refitted at their size, smallest first. Those of a deep GP
-    have other allocations to the layers, larger ones included."""
+    """Models with fewer inducing points, refitted at their size, smallest first."""
+    allocations: tuple[SizedDeepModel, ...] = ()
+    """Other deep GPs that were trained and that no quicker one has the ELBO of, quickest first."""
     predictive_gap: PredictiveGap | None = None
     """Held-out log density that the model gives up relative to the largest model."""
     subset_posterior: SubsetPosterior | None = None

@@ -177,9 +177,10 @@ def _with_fresh(
     A row that is no candidate costs at most ½ (k_ii − q_ii)/σ² nats of the trace.
     """
     kernel, X = online.model.kernel, data.X
-    noise = online.model.noise.item() if isinstance(online.model, SparseGP) else 1.0
-    if data.noise is not None:
-        noise = 1 / (1 / (noise + data.noise)).mean().item()
+    noise = 1.0
+    if isinstance(online.model, SparseGP):
+        variance = online.model.noise if data.noise is None else online.model.noise + data.noise
+        noise = 1 / (1 / variance).mean().item()
     stop = 2 * noise * _UNSEEN * tolerance * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
@@ -256,10 +257,15 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
 
 
 def _within(goal: Tolerance, online: OnlineGP, data: Dataset, reference: float) -> Tolerance:
-    """Return the tolerance for rows on which the largest model gains little over a constant."""
+    """Return the tolerance for rows on which the largest model gains little over a constant.
+
+    Its share of the gain grows with it, from that of the default.
+    """
     if not isinstance(online.model, SparseGP):
         return goal
     N = online.memory.observations + data.observations
+    default = Tolerance()
+    goal = replace(goal, share=goal.share * max(goal.nats / default.nats, 1.0))
     return goal.within(reference - _constant_bound(online, data), N=N)
 
 
@@ -279,10 +285,10 @@ def _constant_bound(online: OnlineGP, data: Dataset) -> float:
     memory, P = online.memory, online.memory.P
     noise = target_noise(online.model.likelihood)
     variance = noise if data.noise is None else noise + data.noise
-    square = (memory.y.square().sum() + memory.residual) / noise
+    square = (memory.y.square() / noise).sum() + (memory.residual / noise).sum()
     square = square + data.weighted(data.Y.square() / variance).sum()
     scale = data.weighted((2 * pi * variance).log().expand_as(data.Y)).sum()
-    scale = scale + memory.N * P * (2 * pi * noise).log()
+    scale = scale + memory.N * (2 * pi * noise).log().expand(P).sum()
     count = (memory.N + data.observations) * P
     bound = -0.5 * (scale.item() + count * (log(max(square.item() / count, 1e-300)) + 1))
     if memory.fixed is not None:

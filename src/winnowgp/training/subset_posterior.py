@@ -21,6 +21,7 @@ from winnowgp.selection import (
     sample_subsets,
 )
 from winnowgp.training.schedules import FitResult
+from winnowgp.typing import Mask, Masks
 
 MEMBERS = 16
 """Subsets that predictions average over."""
@@ -30,7 +31,7 @@ MOST_CANDIDATES = 1_000
 
 _CHAINS = 4
 # Sweeps of each chain. They are doubled while chains disagree; earlier ones are burn-in then.
-_SWEEPS, _MOST_SWEEPS = 40, 640
+_SWEEPS, _MOST_SWEEPS = 40, 320
 
 
 def with_subset_posterior(
@@ -75,7 +76,7 @@ def with_subset_posterior(
         ).q
         q = replace(q, logits=q.logits.detach().cpu(), features=q.features.detach().cpu())
     else:
-        q = _mixed_samples(statistics, prior, generator)
+        q = _mixed_samples(statistics, prior, generator, selected=selection.mask)
     posterior = SubsetPosterior(q)
     result = replace(
         result,
@@ -91,24 +92,44 @@ def with_subset_posterior(
 
 
 def _mixed_samples(
-    statistics: SubsetStatistics, prior: SquaredCardinality, generator: torch.Generator
+    statistics: SubsetStatistics,
+    prior: SquaredCardinality,
+    generator: torch.Generator,
+    *,
+    selected: Mask,
 ) -> SubsetSamples:
-    """Return samples of chains that agree, or of as many sweeps as are affordable."""
-    sweeps, start = _SWEEPS, None
-    while True:
-        last = 2 * sweeps > _MOST_SWEEPS
-        with warnings.catch_warnings():
-            if not last:
-                warnings.simplefilter("ignore", ConvergenceWarning)
-            samples = sample_subsets(
-                statistics,
-                prior=prior,
-                generator=generator,
-                chains=_CHAINS,
-                sweeps=sweeps,
-                burn_in=None if start is None else 0,
-                start=start,
-            )
-        if samples.mixed or last:
+    """Return samples of chains that agree; if they do not, samples around the best subset.
+
+    Chains from random subsets may end in separate maxima, tens of nats below the selected subset.
+    Averages over them would describe none of them.
+    """
+
+    def sample(sweeps: int, start: Masks | None) -> SubsetSamples:
+        return sample_subsets(
+            statistics,
+            prior=prior,
+            generator=generator,
+            chains=_CHAINS,
+            sweeps=sweeps,
+            burn_in=None if start is None else 0,
+            start=start,
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        samples = sample(_SWEEPS, None)
+        while not samples.mixed and 2 * samples.bounds.shape[1] <= _MOST_SWEEPS:
+            samples = sample(2 * samples.bounds.shape[1], samples.masks[:, -1])
+        if samples.mixed:
             return samples
-        sweeps, start = 2 * sweeps, samples.masks[:, -1]
+        own = statistics.value(selected[None])[0].cpu() + samples.log_weights[int(selected.sum())]
+        best = selected if own > samples.best.score else samples.best.mask
+        around = sample(samples.bounds.shape[1], best.cpu().expand(_CHAINS, -1))
+    warnings.warn(
+        f"chains from random subsets have not mixed: R-hat is {max(samples.r_hat.values()):.2f}. "
+        "`subset_posterior_` has samples around the best subset "
+        f"(R-hat {max(around.r_hat.values()):.2f}); others may be as probable.",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
+    return around

@@ -17,12 +17,13 @@ from linear_operator import to_linear_operator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from winnowgp.bounds.streaming import matches
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointPosterior, MixturePosterior, Posterior
+from winnowgp.models import JointPosterior, MixturePosterior, Posterior, SparseGP
 from winnowgp.models.observations import target_noise
-from winnowgp.models.online import condition_with_points
+from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
 
 
@@ -338,3 +339,26 @@ def _draw_paths(model: SparseGPModel, *, sample_shape: torch.Size, **samplers: A
     """Draw functions; BoTorch's samplers of the prior and of the update are not needed."""
     del samplers
     return SparseGPPath(model, sample_shape)
+
+
+@torch.no_grad()
+def condition_with_points(posterior: Posterior, data: Dataset) -> Posterior:
+    """Return q(f) after observing rows with Gaussian noise, with these rows as inducing points.
+
+    The hyper-parameters are held, and the result is the exact conditional of the process q(f), at
+    any distance from the earlier points: `Posterior.condition_on` with more points. O((M + N)³).
+    """
+    likelihood = posterior.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or len(posterior.q_factor) > 1:
+        raise InputError(
+            "rows can become inducing points of a posterior with a GaussianLikelihood and one "
+            f"covariance for all outputs; this one has a {type(likelihood).__name__} and "
+            f"{len(posterior.q_factor)} covariances. Fit the model to all rows instead."
+        )
+    noise = likelihood.noise.item()
+    model = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
+    # Bound and number of the earlier rows do not affect q(f).
+    online = OnlineGP.of(model, posterior, elbo=0.0, N=1)
+    fresh = data.X[matches(posterior.Z, data.X) < 0].unique(dim=0)
+    wider = online.with_candidates(torch.cat([posterior.Z, fresh]))
+    return wider.posterior(*wider.moments(data))

@@ -1,0 +1,81 @@
+"""Initial models of deep estimators."""
+
+from math import sqrt
+
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
+
+from winnowgp.data import Dataset
+from winnowgp.estimators import validation
+from winnowgp.estimators.kernels import kernel_from
+from winnowgp.models import DeepGP, deep_layers
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.training.initialization import best_level
+
+FIRST_CANDIDATES = 64
+"""Number of candidates of a layer that grow."""
+# Initial prior variance of what a hidden function adds to the identity.
+_HIDDEN_VARIANCE = 0.1
+
+
+def initial_deep_gp(
+    data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
+) -> DeepGP:
+    """Return an untrained model whose candidates are random rows."""
+    # On the CPU, so that the same rows are drawn for every device.
+    X = data.X.cpu()
+    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
+    likelihood = params.likelihood
+
+    def kernel(number: int, inputs: int) -> Kernel:
+        hidden = number < layers - 1 and hidden_mean == "identity"
+        return initial_kernel(params.kernel[number], inputs, hidden)
+
+    made = deep_layers(
+        X,
+        X[order[: params.n_candidates or FIRST_CANDIDATES]],
+        kernel=kernel,
+        widths=(*params.width[: layers - 1], observation_model(likelihood).num_latents(data.P)),
+        skip_connections=params.skip_connections,
+        hidden_mean=hidden_mean,
+    )
+    model = DeepGP(
+        made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
+    )
+    model = model.to(params.device)
+    if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
+        _set_level(model, data)
+    return model
+
+
+def initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
+    """Return the initial kernel of a layer.
+
+    The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
+    apart. Those of equal terms differ, as in `kernel_from`.
+    """
+    initial = kernel_from(kernel, inputs)
+    if isinstance(kernel, Kernel):
+        return initial
+    for component in initial.modules():
+        if isinstance(component, ScaleKernel):
+            if hidden:
+                component.outputscale = _HIDDEN_VARIANCE * component.outputscale.detach()
+        elif isinstance(component, Kernel) and component.has_lengthscale:
+            lengthscale = component.lengthscale.detach()
+            component.initialize(lengthscale=sqrt(lengthscale.shape[-1]) * lengthscale)
+    return initial
+
+
+@torch.no_grad()
+def _set_level(model: DeepGP, data: Dataset) -> None:
+    """Set mean and variance of the last layer to the level and spread of the targets.
+
+    Adam would need very many steps to reach large counts from zero.
+    """
+    last, likelihood = model.layers[-1], model.likelihood
+    last.level.fill_(best_level(likelihood, data))
+    if isinstance(last.kernel, ScaleKernel) and isinstance(likelihood, PoissonLikelihood):
+        # Beyond small counts the rate is the function itself.
+        last.kernel.outputscale = data.Y.var(correction=0).clamp_min(1.0)
