@@ -59,12 +59,20 @@ def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() ->
         a, b = count + confirmation._PRIOR, len(gain) - count + 1
         total += beta(a, b) * np.exp(others)
         mean += beta(a + 1, b) * np.exp(others)
-    assert constant_weight(gain) == pytest.approx(mean / total, rel=1e-6)
+    assert constant_weight(gain, len(gain)) == pytest.approx(mean / total, rel=1e-6)
 
 
-def test_constant_weight_is_at_most_the_variance_that_the_model_leaves() -> None:
-    assert constant_weight(torch.full((40,), 4.0)) == pytest.approx(np.exp(-8.0))
-    assert constant_weight(torch.full((40,), 8.0), 2) == pytest.approx(np.exp(-8.0))
+def test_constant_weight_rows_held_out_stand_for_all() -> None:
+    gain = torch.tensor([0.4, -1.5, 0.9]).double()
+    expected = constant_weight(gain.repeat(4), 12)
+    assert constant_weight(gain, 12) == pytest.approx(expected, rel=1e-12)
+    assert expected < constant_weight(gain, 3)
+
+
+def test_constant_weight_adds_at_most_a_quarter_to_the_variance() -> None:
+    limit = 0.25 / (np.exp(8.0) - 1)
+    assert constant_weight(torch.full((40,), 4.0), 40) == pytest.approx(limit)
+    assert constant_weight(torch.full((40,), 8.0), 40, 2) == pytest.approx(limit)
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 0.5, 1, 1, 3]).double()])

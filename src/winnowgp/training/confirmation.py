@@ -75,6 +75,8 @@ _ENOUGH, _CLEAR = 60, 3.0
 # The weight w of the constant model has a density ∝ w^(prior − 1) before rows are held out; values
 # of w over which its expectation is a sum.
 _PRIOR, _NODES = 2.0, 4096
+# Largest share that a constant adds to the predictive variance.
+_ADDED_VARIANCE = 0.25
 
 
 def significant_gain(model: InducingModel, N: int) -> float:
@@ -108,7 +110,9 @@ def confirmed_optima(
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
-                initial, optima=(optimum, *others), constant_weight=constant_weight(gain, data.P)
+                initial,
+                optima=(optimum, *others),
+                constant_weight=constant_weight(gain, data.N, data.P),
             )
     return _with_common_lengthscale(steps, initial, data)
 
@@ -139,7 +143,9 @@ def _with_common_lengthscale(
         return None
     best = initial.optima[0]
     optimum = Optimum(model, evidence, best.observations, best.kernel)
-    return replace(initial, optima=(optimum,), constant_weight=constant_weight(gain, data.P))
+    return replace(
+        initial, optima=(optimum,), constant_weight=constant_weight(gain, data.N, data.P)
+    )
 
 
 def _robust(
@@ -166,12 +172,12 @@ def _robust(
     )
     advantage = PredictiveGap.of(own, gain)
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
-        return replace(initial, constant_weight=constant_weight(own, data.P))
+        return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
     if not confirms(gain, data.N):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
     return replace(
-        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.P)
+        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.N, data.P)
     )
 
 
@@ -198,29 +204,32 @@ def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> boo
     return gap.nats >= _CONFIDENT * gap.standard_error
 
 
-def constant_weight(gain: Float[Tensor, " n"], P: int = 1) -> float:
+def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     """Return the expected share of observations that a constant describes, not the model.
 
     If that share is w, a held-out row with the gain g_i over the constant has the likelihood
-    (1 − w) exp(g_i) + w relative to the constant. With the prior p(w) = 2 w,
+    (1 − w) exp(g_i) + w relative to the constant. The n rows that were held out stand for all N.
+    With the prior p(w) = 2 w and l(w) = Π_i ((1 − w) exp(g_i) + w)^(N/n),
 
-        E[w | g] = ∫ w² Π_i ((1 − w) exp(g_i) + w) dw / ∫ w Π_i ((1 − w) exp(g_i) + w) dw,
+        E[w | g] = ∫ w² l(w) dw / ∫ w l(w) dw,
 
-    which is 2/(n + 3) if the model predicts all n rows better by far, and the larger the less it
-    gains. A share w adds w times the variance of the targets to the expected squared error. It is
-    therefore at most exp(−2 ḡ/P), about the share of this variance that the model leaves.
+    which is 2/(N + 3) if the model predicts all rows better by far, and the larger the less it
+    gains. The model leaves about exp(−2 ḡ/P) of the variance of the targets, so that a share w
+    multiplies the predictive variance by 1 + w (exp(2 ḡ/P) − 1). This factor is at most 5/4.
 
     Args:
         gain: gains of the held-out rows, in nats, summed over P targets.
+        N: number of all rows.
         P: number of targets.
 
-    >>> round(constant_weight(torch.full((8,), 1.0)), 3), round(constant_weight(torch.zeros(8)), 3)
-    (0.135, 0.667)
+    >>> round(constant_weight(torch.full((8,), 1.0), 8), 3)
+    0.039
     """
     nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
-    density = (rows.sum(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
-    return min((density @ nodes).item(), exp(-2 * gain.mean().item() / P))
+    density = (N * rows.mean(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
+    ratio = exp(2 * gain.mean().item() / P)
+    return min((density @ nodes).item(), _ADDED_VARIANCE / max(ratio - 1, _ADDED_VARIANCE))
 
 
 def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:
