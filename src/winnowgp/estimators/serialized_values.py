@@ -240,15 +240,18 @@ def _memory(
     Z: Float[Tensor, "M D"],
     A: Float[Tensor, "G M R"],
     y: Float[Tensor, "R P"],
-    residual: Float[Tensor, ""],
+    residual: Float[Tensor, "*outputs"],
     N: int | float,
     fixed: Memory | None,
+    counts: Float[Tensor, " P"] | None,
 ) -> Memory:
     if fixed is not None and (fixed.Z.shape != Z.shape or fixed.y.shape[1] != y.shape[1]):
         raise ModelFileError("both parts of a Memory must have the same points and outputs")
     if len(A) not in (1, y.shape[1]) or not N > 0:
         raise ModelFileError("a Memory must have rows, and combinations of each output")
-    return Memory(Z, A, y, residual, N, fixed)
+    if residual.shape not in ((), (y.shape[1],)):
+        raise ModelFileError("a Memory must have one residual, or one of each output")
+    return Memory(Z, A, y, residual, N, fixed, counts)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:

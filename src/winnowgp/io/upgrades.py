@@ -118,14 +118,8 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     # Estimators did not record the batches that they had seen; the frontier has the rows.
     5: dict.fromkeys(("SparseGPRegressor", "SparseGPClassifier"), _adding(_stream=None)),
     # Streams did not number their inducing points, which estimators do when they are loaded; the
-    # posterior was all that they remembered. Inclusion was independent, members of mixtures had
-    # equal weights, and deep estimators had no smaller models.
+    # posterior was all that they remembered. Inclusion was independent.
     6: {
-        "MixturePosterior": _adding(member_weights=None),
-        **dict.fromkeys(
-            ("DeepGPRegressor", "DeepGPClassifier"),
-            _adding(_sized={"$tuple": []}, allocations_={"$tuple": []}),
-        ),
         **dict.fromkeys(
             ("SparseGPRegressor", "SparseGPClassifier"), _adding(_subset_posterior=None)
         ),
@@ -134,6 +128,16 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
             arrived=0,
             first=None,
             waiting=0.0,
+        ),
+    },
+    # Members of mixtures had equal weights, deep estimators had no smaller models, and all targets
+    # of a stream had the same noise.
+    7: {
+        "MixturePosterior": _adding(member_weights=None),
+        "Memory": _adding(counts=None),
+        **dict.fromkeys(
+            ("DeepGPRegressor", "DeepGPClassifier"),
+            _adding(_sized={"$tuple": []}, allocations_={"$tuple": []}),
         ),
     },
 }
