@@ -37,7 +37,8 @@ def test_regressor_neither_moves_nor_prunes_given_inducing_points(
     assert fitted.growth_limit_ is None
     loaded: Any = winnowgp.load(fitted.save(tmp_path / "model.winnow"))
     np.testing.assert_array_equal(loaded.inducing_points, Z)
-    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(X))
+    # The last digit may depend on where an array lies in memory.
+    np.testing.assert_allclose(loaded.predict(X), fitted.predict(X), rtol=1e-13)
 
 
 def test_regressor_learns_the_other_parameters(fitted: SparseGPRegressor) -> None:

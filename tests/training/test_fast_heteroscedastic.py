@@ -206,4 +206,5 @@ def test_lengthscales_of_the_ranks_are_free_once_noise_varies(
     kernels: list[Any] = [fits[0].model.kernel, result.model.function.kernel]
     held, free = (kernel.base_kernel for kernel in kernels)
     assert held.raw_lengthscale.requires_grad
-    assert abs(held.lengthscale.log() - free.lengthscale.log()).item() > 0.01
+    # Lengthscales that stay as they are would be equal.
+    assert abs(held.lengthscale.log() - free.lengthscale.log()).item() > 0.001

@@ -69,6 +69,7 @@ def diagnose(
         ordered: whether residuals are tested against the order of the rows, too.
         noise_variance: known noise variances of all rows, if there are any.
 
+    >>> from winnowgp import SparseGPRegressor
     >>> X = np.linspace(0, 6, 120)[:, None]
     >>> y = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(0).normal(size=120)
     >>> model = SparseGPRegressor("rbf", random_state=0).fit(X[::2], y[::2])

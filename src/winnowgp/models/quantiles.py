@@ -163,7 +163,7 @@ def gaussian_quantiles(
     sd = quadrature.standard_deviation(variance)
     if len(mean) == 1:
         return mean + torch.special.ndtri(probabilities.to(mean))[:, None, None] * sd
-    share = torch.full_like(mean[:, 0, 0], 1 / len(mean)) if weights is None else weights.to(mean)
+    share = mean.new_full((len(mean),), 1 / len(mean)) if weights is None else weights.to(mean)
 
     def mixture_cdf(Y: Tensor, rows: Tensor) -> Tensor:
         parts = zip(share, mean[:, rows], sd[:, rows], strict=True)
