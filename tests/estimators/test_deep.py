@@ -48,6 +48,7 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
     # The candidates of the selection are what the rounds before it, if any, left of twenty.
     pairs = list(zip(model.inclusion_, model.candidates_, model.n_inducing_, strict=True))
     assert all(len(p) == len(z) and M <= len(p) <= 20 for p, z, M in pairs)
+    assert sum(model.n_inducing_) < 40
     assert all(((p >= 0) & (p <= 1)).all() for p in model.inclusion_)
     # Both layers have one output; the second is evaluated for each of 64 samples.
     first, second = model.alpha_
