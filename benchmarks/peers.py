@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -115,8 +116,10 @@ def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Ro
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5)),
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
         )
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return case | {"error": f"more than {limit} CPU s, or killed"}
         if done.returncode < 0:
-            return case | {"error": f"more than {limit} CPU s"}
+            return None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             if "No module named" in last:
