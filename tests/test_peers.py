@@ -52,6 +52,12 @@ def test_differences_are_paired_by_split() -> None:
     assert peers.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
 
 
+def test_comparable_leaves_out_splits_that_we_lack() -> None:
+    rows = [row("winnowgp", 20, 1.0), row("ngboost", 20, 0.5), row("ngboost", 21, 9.0)]
+    rows.append(row("ngboost", 22, 0.1, table="concrete"))
+    assert peers.comparable(rows) == [rows[0], rows[1], rows[3]]
+
+
 def test_losses_name_higher_densities_and_faster_fits() -> None:
     rows = [row("winnowgp", s, 1.0, cpu_s=5.0) for s in (20, 21)]
     rows += [row("catboost", s, 1.1, cpu_s=9.0) for s in (20, 21)]

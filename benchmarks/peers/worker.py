@@ -370,6 +370,8 @@ def main() -> None:
     X, y, X_test, y_test = (split[name] for name in ("X", "y", "X_test", "y_test"))
     function, package, module = METHODS[arguments.method]
     import_module(module)
+    # The source of this process: that of the runner may have changed since it was started.
+    ours = import_module("winnowgp.experiments.runs").versions() if package == "winnowgp" else {}
     start = time.process_time()
     fit = function(X, y, seed=arguments.seed, size=arguments.size)
     seconds = time.process_time() - start
@@ -387,6 +389,7 @@ def main() -> None:
         "predict_s": round(predict_seconds, 4),
         "memory_mb": round(peak),
         "version": _version(package),
+        **({"source": ours["source"]} if ours else {}),
     }
     np.savez(arguments.predictions, **predictions, row=json.dumps(row))
 
