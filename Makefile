@@ -67,8 +67,8 @@ bench: $(INSTALLED)
 # that have a row are not repeated.
 PEERS := benchmarks/peers
 peers: $(INSTALLED) $(foreach peer,gpflow gpytorch gpboost trees,$(PEERS)/.venv-$(peer)/.installed)
-	$(BIN)/python benchmarks/peers.py
-	$(BIN)/python benchmarks/peers.py --page
+	$(BIN)/python benchmarks/libraries.py
+	$(BIN)/python benchmarks/libraries.py --page
 
 # Bounds and predictions of GPflow, GPyTorch and GPJax at the parameters of ours; five minutes.
 CASES := reproduced/agreement.npz

@@ -1,8 +1,8 @@
 """Six tables, and what their owner could use: density, calibration, CPU seconds, memory.
 
     make peers                            # install the peers, run what has no row, write the page
-    python benchmarks/peers.py --tables concrete --methods winnowgp catboost
-    python benchmarks/peers.py --page     # write tables and pictures, run nothing
+    python benchmarks/libraries.py --tables concrete --methods winnowgp catboost
+    python benchmarks/libraries.py --page     # write tables and pictures, run nothing
 
 Every method has the same splits, 90 % of the rows of a seeded permutation, standardised by the
 training rows, and one thread; `peers/worker.py` has its settings and runs in a virtual environment

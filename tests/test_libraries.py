@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 calibration: Any = import_module("calibration")
 paper_ablations: Any = import_module("paper_ablations")
-peers: Any = import_module("peers")
+libraries: Any = import_module("libraries")
 sys.path.remove(str(BENCHMARKS))
 
 
@@ -39,30 +39,30 @@ def test_calibration_of_known_quantiles_matches_direct_counts() -> None:
 
 
 def test_verdict_needs_two_standard_errors() -> None:
-    assert peers.verdict([0.1, 0.12, 0.11]) == "higher"
-    assert peers.verdict([-0.1, -0.12, -0.11]) == "lower"
+    assert libraries.verdict([0.1, 0.12, 0.11]) == "higher"
+    assert libraries.verdict([-0.1, -0.12, -0.11]) == "lower"
     # Mean 0.1, standard error 0.1.
-    assert peers.verdict([0.0, 0.2]) == "level"
-    assert peers.verdict([5.0]) == "one split"
+    assert libraries.verdict([0.0, 0.2]) == "level"
+    assert libraries.verdict([5.0]) == "one split"
 
 
 def test_differences_are_paired_by_split() -> None:
     rows = [row("winnowgp", 20, 1.0), row("winnowgp", 21, 2.0)]
     rows += [row("ngboost", 20, 0.5), row("ngboost", 22, 9.0)]
-    assert peers.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
+    assert libraries.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
 
 
 def test_comparable_leaves_out_splits_that_we_lack() -> None:
     rows = [row("winnowgp", 20, 1.0), row("ngboost", 20, 0.5), row("ngboost", 21, 9.0)]
     rows.append(row("ngboost", 22, 0.1, table="concrete"))
-    assert peers.comparable(rows) == [rows[0], rows[1], rows[3]]
+    assert libraries.comparable(rows) == [rows[0], rows[1], rows[3]]
 
 
 def test_losses_name_higher_densities_and_faster_fits() -> None:
     rows = [row("winnowgp", s, 1.0, cpu_s=5.0) for s in (20, 21)]
     rows += [row("catboost", s, 1.1, cpu_s=9.0) for s in (20, 21)]
     rows += [row("ngboost", s, 0.9, cpu_s=2.0) for s in (20, 21)]
-    (line,) = peers.losses(rows)
+    (line,) = libraries.losses(rows)
     assert "higher density than ours: catboost (+0.100, higher)." in line
     assert line.endswith("Less CPU time to fit: ngboost.")
 
@@ -71,34 +71,34 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     failed = {"table": "energy", "seed": 20, "method": "ngboost", "N": 691}
     rows = [row("catboost", 20, -0.2), row("winnowgp", 20, 0.1), row("winnowgp", 21, 0.3)]
     rows.append({**failed, "error": "more than 5 CPU s"})
-    _, _, ours, catboost, ngboost = peers.summary(rows).splitlines()
+    _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
     assert ours.startswith("| energy (691) | winnowgp | 2 | 0.200 |")
     assert catboost.startswith("| | catboost | 1 | -0.200 | -0.300 (one split) |")
     assert "more than 5 CPU s" in ngboost
 
 
 def test_missing_counts_fits_without_rows() -> None:
-    methods = list(peers.ENVIRONMENTS)
+    methods = list(libraries.ENVIRONMENTS)
     done = [
         {"table": table, "seed": seed, "method": method}
-        for table, seed, method in peers.cases(list(peers.TABLES), methods)
+        for table, seed, method in libraries.cases(list(libraries.TABLES), methods)
     ]
-    assert peers.missing(done) == ""
+    assert libraries.missing(done) == ""
     lacking = [r for r in done if (r["table"], r["method"]) != ("kin8nm", "ngboost")]
-    assert peers.missing(lacking) == "kin8nm: ngboost (3)"
+    assert libraries.missing(lacking) == "kin8nm: ngboost (3)"
 
 
 def test_cases_leave_out_exact_gps_of_large_tables() -> None:
-    tables = {case[0] for case in peers.cases(list(peers.TABLES), ["sklearn-gpr"])}
+    tables = {case[0] for case in libraries.cases(list(libraries.TABLES), ["sklearn-gpr"])}
     assert tables == {"energy", "concrete", "skillcraft", "kin8nm"}
-    first = peers.cases(["energy", "kin8nm"], ["ngboost"])[:2]
+    first = libraries.cases(["energy", "kin8nm"], ["ngboost"])[:2]
     assert first == [("energy", 20, "ngboost"), ("kin8nm", 20, "ngboost")]
 
 
 def test_stored_rows_are_of_known_methods_and_complete() -> None:
-    for stored in peers.Runs(peers.FILE):
-        assert stored["method"] in peers.ENVIRONMENTS
-        assert stored["seed"] in peers.SEEDS[stored["table"]]
+    for stored in libraries.Runs(libraries.FILE):
+        assert stored["method"] in libraries.ENVIRONMENTS
+        assert stored["seed"] in libraries.SEEDS[stored["table"]]
         assert "error" in stored or sum(stored["pit"]) == pytest.approx(1)
 
 
