@@ -2,8 +2,8 @@
 
     python worker.py METHOD split.npz predictions.npz --seed 20
 
-`benchmarks/libraries.py` writes the split (standardised `X`, `y`, `X_test`, `y_test`, and `levels`, the
-levels of the quantiles) and scores the predictions; this script runs in the environment of the
+`benchmarks/libraries.py` writes the split (standardised `X`, `y`, `X_test`, `y_test`, and `levels`,
+the levels of the quantiles) and scores the predictions; this script runs in the environment of the
 method, with one thread. Settings are those that a library's documentation gives for a first fit:
 
 - winnowgp: `SparseGPRegressor()`.
