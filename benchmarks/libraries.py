@@ -272,7 +272,9 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
     def family(method: str) -> str:
         return next(start for start in families if method.startswith(start))
 
-    tables = [name for name in TABLES if any(row["table"] == name for row in rows)]
+    # Others have nothing to be compared with yet.
+    ours = {row["table"] for row in rows if row["method"] == "winnowgp"}
+    tables = [name for name in TABLES if name in ours]
     groups = grouped([row for row in rows if "error" not in row], "table", "method")
     pictures = {
         "peers-density": ("log_density", "test log density"),

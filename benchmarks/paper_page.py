@@ -34,8 +34,8 @@ COLUMNS = {
 
 _CANDIDATES = (
     "80 candidates cannot represent the roughest and the least clustered functions, so that "
-    "more of them are not worth their price; with automatic α and as many candidates as are "
-    "needed the number falls at every step. Which of the two decides has not been run."
+    "more of them gain less than they cost; with automatic α and as many candidates as are "
+    "needed the number falls at every step. Which of the two decides has not been tested."
 )
 _LEVEL = (
     "beyond the paper, and not shown: the gain is smaller than two standard errors, and the "
@@ -81,7 +81,7 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
     ("kin8nm-deep", "more inducing points in the last layer"): (
         "with one α for both layers the paper's procedure divides its points evenly. The "
         "released scripts multiply α by the width of a layer, 8 and 1, and take ten steps of "
-        "the point process from an inclusion of 0.8; whether that decides has not been run."
+        "the point process from an inclusion of 0.8; whether that decides has not been tested."
     ),
     ("estimators", "score function and relaxed gradient give comparable results"): (
         "not converged after 600 steps: after 3,000 (ablation below) the score function is the "

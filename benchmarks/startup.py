@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,9 +42,9 @@ def make_files(folder: Path) -> tuple[Path, Path, Path]:
     np.savetxt(one, X[:1], delimiter=",", header=",".join(names), comments="")
     model = fit_table(read_table(rows), "y", kernel="rbf", max_points=32)
     table_model = model.save(folder / "table.winnow")
-    kernel = model.estimator.posterior_.kernel
+    estimator: Any = model.estimator
     data = Dataset.of(torch.from_numpy(X), torch.from_numpy(y))
-    posterior = SparseGP(kernel, data.X[:POINTS], noise=0.1).posterior(data)
+    posterior = SparseGP(estimator.kernel_, data.X[:POINTS], noise=0.1).posterior(data)
     return table_model, save(posterior, folder / "posterior.winnow"), one
 
 

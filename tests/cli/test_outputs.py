@@ -82,5 +82,5 @@ def test_json_reports_points_of_each_process(
     out = str(table.with_name("other.winnow"))
     assert run(["fit", str(table), "-t", "wave", "-t", "level", *arguments, "-o", out]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert len(result["points"]) == 2
+    assert len(result["inducing_points"]) == 2
     assert result["quality"] == {}

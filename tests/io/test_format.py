@@ -19,7 +19,7 @@ from helpers.saved_models import SAVED, X
 from winnowgp import Dataset, VariationalGP
 from winnowgp.errors import ModelFileError
 from winnowgp.io import components, save
-from winnowgp.io.format import Archive, _digest, write_archive
+from winnowgp.io.format import FORMAT_VERSION, Archive, _digest, write_archive
 from winnowgp.io.registry import _MAX_OBJECTS, serialise
 
 VERSION1 = Path(__file__).parents[1] / "numbers" / "files"
@@ -160,8 +160,11 @@ def rewritten(file: Path, change: Any) -> Path:
 
 
 def test_load_of_a_newer_format_says_what_to_do(posterior_file: Path) -> None:
-    newer = rewritten(posterior_file, lambda state, metadata: metadata.update(version="8"))
-    with pytest.raises(ModelFileError, match=r"winnowgp 9\.9 in format 8.*Install a newer"):
+    version = FORMAT_VERSION + 1
+    newer = rewritten(posterior_file, lambda state, metadata: metadata.update(version=str(version)))
+    with pytest.raises(
+        ModelFileError, match=rf"winnowgp 9\.9 in format {version}.*Install a newer"
+    ):
         winnowgp.load(newer)
 
 

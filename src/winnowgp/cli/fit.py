@@ -399,8 +399,9 @@ def _print_outputs(model: "MultiOutputTable", output: Path, *, quiet: bool, json
     """Print the inducing points of the processes, and the quality of each target."""
     counts = list(model.estimator.n_inducing_)
     if json:
-        result = {"file": str(output), "targets": model.targets, "points": counts}
-        result |= {"elbo_gap": model.estimator.elbo_gap_, "quality": model.quality}
+        result = {"file": str(output), "targets": model.targets, "inducing_points": counts}
+        result["elbo_gap_nats_per_target"] = model.estimator.elbo_gap_
+        result["quality"] = model.quality
         typer.echo(json_format.dumps(result, ensure_ascii=False))
     elif not quiet:
         typer.echo(f"{len(counts)} processes with {', '.join(map(str, counts))} inducing points")

@@ -97,7 +97,8 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
         if not choice["inclusion"]:
             raise InputError(
                 "`--what inclusion` needs inclusion probabilities, which neither a resized nor a "
-                "deep model has. Use the model that it was resized from, or plot the frontier."
+                "deep model has. Use the model that it was resized from; for a deep model use "
+                "`--what frontier`."
             )
         return _single_panel(
             lambda ax: draw_inclusion(choice["inclusion"], choice["points"], ax=ax)

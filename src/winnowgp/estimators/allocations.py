@@ -38,7 +38,8 @@ class AllocatedEstimator(BaseGP, ABC):
         """Return a copy of the fitted estimator with fewer inducing points.
 
         The fit has trained this model already; no training data are needed. Inclusion probabilities
-        were not computed: `candidates_` and `inclusion_` are empty, `alpha_` and `frontiers_` None.
+        were not computed: `candidates_` and `inclusion_` are empty, and `alpha_` and `frontiers_`
+        have None for each layer.
 
         Args:
             points: numbers of inducing points per layer, one of `available_sizes_`, or their sum.
@@ -50,7 +51,7 @@ class AllocatedEstimator(BaseGP, ABC):
             listed = ", ".join(f"{sum(each)} {each}" for each in sizes)
             raise InputError(
                 f"`points` must be one of the sizes that the fit kept, {listed}; got {points!r}. "
-                "Fit with a larger `tolerance` or `max_predict_us` for another size."
+                "Fit with a larger `tolerance`, or another `max_predict_us`, for another size."
             )
         number, resized = sizes.index(wanted[-1]), copy(self)
         if number < len(self._sized):

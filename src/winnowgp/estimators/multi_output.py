@@ -1,6 +1,6 @@
 """Regression of several targets, of several fidelities, and by a sum of effects.
 
-Every estimator here is a `winnowgp.models.MultiOutputGP`, and has another mixing matrix: that of
+Every estimator here fits a `winnowgp.models.MultiOutputGP` with another mixing matrix: that of
 several targets is learnt, that of several fidelities is a triangle, and a sum of effects has ones.
 """
 

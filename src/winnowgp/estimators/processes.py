@@ -77,7 +77,7 @@ def column_number(name: str, column: int | str, names: Sequence[str], D: int) ->
         )
     number = names.index(column) if isinstance(column, str) else column
     if not -D <= number < D:
-        raise InputError(f"`{name}` must be a column of `X`, of which there are {D}; got {column}.")
+        raise InputError(f"`{name}` must be one of the {D} columns of `X`; got {column}.")
     return number % D
 
 
@@ -99,7 +99,7 @@ class ProcessEstimator(NumericTargets, ABC):
         widths: columns of `X` that are widths of boxes, by number or name, one for each other
             column and in their order. Targets are then averages over boxes around the other
             columns; a width of zero is a point, also in predictions. None by default. The cost
-            grows with 25 for each column; see `winnowgp.models.BoxKernel`.
+            is multiplied by 25 for each width; see `winnowgp.models.BoxKernel`.
         priors: "weak" adds priors of short lengthscales, kernel variances and noise, as in
             `SparseGPRegressor`; None adds none.
         likelihood: "gaussian".

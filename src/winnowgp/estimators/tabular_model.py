@@ -207,7 +207,7 @@ class Extrapolation:
         self._unseen: dict[str, set[str]] = {}
 
     def add(self, table: DataTable, X: NDArray[np.float64]) -> None:
-        """Look at the next rows.
+        """Count the far rows and unseen categories of the next block.
 
         Args:
             X: the encoded rows.

@@ -1,7 +1,6 @@
-"""Posteriors beside q(u): which fits average over hyper-parameters or subsets, and which uses of a
-model allow it.
+"""Averages over hyper-parameters (`hyper`) and over subsets (`posterior`).
 
-`hyper` is the parameter of the former, `posterior` of the latter.
+Which fits take them, and which uses of a model allow them.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ from winnowgp.selection.subset_samples import KINDS
 from winnowgp.training.laplace import MOST_ROWS
 
 HYPER = ("auto", "point", "laplace")
-"""Hyper-parameters averaged over where rows are few, at their most probable values, or averaged."""
+"""Average over hyper-parameters if rows are few; their most probable values; always average."""
 
 FEW_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""

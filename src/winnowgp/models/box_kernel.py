@@ -80,7 +80,8 @@ class BoxKernel(Kernel):
         columns = [d for d in range(D) if d not in self.widths]
         if len(columns) != len(self.widths) or max(self.widths) >= D:
             raise RuntimeError(
-                f"{D} columns cannot be {len(self.widths)} widths and as many centres"
+                f"{D} columns cannot be {len(self.widths)} widths and as many centres. Pass one "
+                "width for each other column."
             )
         at, weight = np.polynomial.legendre.leggauss(self.nodes)
         one = torch.as_tensor(0.5 * at).to(X), torch.as_tensor(0.5 * weight).to(X)

@@ -73,7 +73,7 @@ def fit_multi_output(
         gain: the last run ends once twenty iterations together gain fewer nats per target.
         inclusion_steps: largest number of subsets drawn to learn inclusion probabilities.
     """
-    warn_not_sharded(context.process_group, "several processes are fitted with all rows at once")
+    warn_not_sharded(context.process_group, "models of several outputs use all rows at once")
     rows = data.require_dataset("`MultiOutputGP`")
     steps = _Steps.of(model, rows, context, most=n_candidates or _MOST)
     start = steps.best_start()
@@ -234,9 +234,10 @@ class _Steps:
     def best_of_size(self, large: MultiOutputGP, start: MultiOutputGP, M: int) -> MultiOutputGP:
         """Return the best model with M points, fewer than the processes need.
 
-        Points that are removed at once would all come from processes of which few points explain
-        little, at hyper-parameters that no longer fit. So they are removed in steps, between which
-        hyper-parameters adapt. A start with equally many points of each process competes.
+        Points that are removed at once would all come from processes whose first few points
+        explain little, at hyper-parameters that no longer fit. So they are removed in steps,
+        between which hyper-parameters adapt. A start with equally many points of each process
+        competes.
         """
         stop, elbo = Stop(1e-3 * self.count, 10, _START), -inf
         while large.K > M:

@@ -8,7 +8,7 @@ nats of batch and memory that are lost without it.
 
 The memory has points of its own, which include those of the model: what it loses is lost for all
 later batches and hyper-parameters, and what the model leaves out is not. So the points of the
-memory give up a fifth of a tolerance in all batches together, and those of the model the rest, in
+memory may lose a fifth of a tolerance in all batches together, and those of the model the rest, in
 each batch anew.
 """
 
@@ -46,7 +46,7 @@ FRESH = 512
 
 # Share of the tolerance that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.1
-# Share of the tolerance that the memory may give up, and points of it per point of the model.
+# Share of the tolerance that the memory may lose, and points of it per point of the model.
 _MEMORY, _MOST_MEMORY = 0.2, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
