@@ -67,6 +67,8 @@ def test_other_commands_and_options_refuse_several_targets(
     assert "`quantiles` are for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--cv", "5"]) == 2
     assert "`--cv` is for models of one target" in capsys.readouterr().err
+    assert run(["fit", str(table), "-t", "wave", "-t", "level", "--layers", "2"]) == 2
+    assert "`--layers` is for models of one target" in capsys.readouterr().err
     for targets, message in (
         (["wave", "wave"], "at least two different columns"),
         (["wave", "side"], "must be numbers; 'side' is not"),

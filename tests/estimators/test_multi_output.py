@@ -219,7 +219,7 @@ def test_damaged_posterior_is_refused(fitted: dict[str, Any]) -> None:
         (MultiOutputGPRegressor(mixing="both"), "`mixing` must be 'lmc' or 'independent'"),
         (MultiOutputGPRegressor(mixing="independent", n_latents=2), "`n_latents` is for"),
         (MultiFidelityGPRegressor(fidelity=0), "at least one column besides the fidelity"),
-        (MultiFidelityGPRegressor(fidelity=1), "of which there are 1; got 1"),
+        (MultiFidelityGPRegressor(fidelity=1), "one of the 1 columns of `X`; got 1"),
         (MultiOutputGPRegressor(widths=[0]), "half of the 1 columns"),
         (MultiOutputGPRegressor(widths="w"), "must be a list of columns"),
         (MultiFidelityGPRegressor(fidelity="level"), "got 'level'. Pass a data frame"),
@@ -231,6 +231,13 @@ def test_damaged_posterior_is_refused(fitted: dict[str, Any]) -> None:
 def test_wrong_parameters_are_refused(model: ProcessEstimator, message: str) -> None:
     with pytest.raises(InputError, match=message):
         model.fit(X, Y)
+    assert not hasattr(model, "n_features_in_")
+
+
+def test_column_of_many_values_is_no_fidelity() -> None:
+    model = MultiFidelityGPRegressor()
+    with pytest.raises(InputError, match=r"column 1, which has 70 different values\. Name"):
+        model.fit(np.hstack([X, X]), Y[:, 1])
     assert not hasattr(model, "n_features_in_")
 
 

@@ -103,7 +103,8 @@ def test_posterior_of_averages_is_dense_conditional() -> None:
 
 
 def test_wrong_widths_are_refused() -> None:
-    with pytest.raises(InputError, match="`widths` not empty"):
-        BoxKernel(RBFKernel(), widths=[])
+    for widths in ([], [-1], [0, 0]):
+        with pytest.raises(InputError, match="`widths` different numbers of columns"):
+            BoxKernel(RBFKernel(), widths=widths)
     with pytest.raises(InputError, match="cannot be evaluated on 3 columns"):
         SparseGP(BoxKernel(RBFKernel(), widths=[1]), torch.zeros(0, 3))

@@ -176,6 +176,9 @@ def test_posterior_with_all_rows_is_dense_conditional() -> None:
     torch.testing.assert_close(torch.cov(samples.mT), joint, rtol=0, atol=0.04)
     processes, _ = posterior.processes(X)
     torch.testing.assert_close(processes @ MIXING.mT, prediction.mean)
+    # Nothing is left to draw at inducing points, nor at rows that are repeated.
+    again = posterior.sample(torch.cat([data.X, data.X]), 2, generator=g)
+    torch.testing.assert_close(again[:, : data.N], again[:, data.N :], rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["complete", "missing", "noise"])

@@ -7,9 +7,10 @@ import torch
 from gpytorch.kernels import RBFKernel
 
 from winnowgp.data import Dataset
-from winnowgp.models import MultiOutputGP
+from winnowgp.models import BoxKernel, MultiOutputGP
 from winnowgp.training import FastSchedule, FitResult, MaxPoints, Progress, fit
-from winnowgp.training.fast_multi_output import principal_mixing
+from winnowgp.training.fast_multi_output import _Steps, principal_mixing, starting_points
+from winnowgp.training.schedules import TrainingContext
 
 SHORT = FastSchedule(rounds=2, iterations=60, inclusion_steps=10)
 
@@ -100,3 +101,36 @@ def test_principal_mixing_spans_the_targets() -> None:
     Y = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [2.0, 4.0], [-2.0, -4.0]], dtype=torch.float64)
     W = principal_mixing(Dataset.of(Y[:, :1], Y), 1)
     torch.testing.assert_close(W @ W.mT, Y.mT @ Y / 4)
+    # The bound has no gradient in a column of zeros.
+    assert (principal_mixing(Dataset.of(Y[:, :1], Y), 3).norm(dim=0) > 0).all()
+
+
+def test_samples_of_rows_have_targets_that_few_rows_have() -> None:
+    X = torch.arange(1000.0, dtype=torch.float64)[:, None]
+    Y = torch.stack([X[:, 0], torch.full((1000,), torch.nan, dtype=torch.float64)], 1)
+    Y[::200, 1] = 1.0
+    model = MultiOutputGP(
+        [RBFKernel(), RBFKernel()],
+        [X[:0], X[:0]],
+        mixing=torch.eye(2, dtype=torch.float64),
+        noise=torch.ones(2, dtype=torch.float64),
+    )
+    context = TrainingContext(torch.Generator().manual_seed(0))
+    part = _Steps.of(model, Dataset.of(X, Y, missing=True), context, most=10).part(50)
+    assert (~torch.isnan(part.Y[:, 1])).sum() == 5
+    assert (~torch.isnan(part.Y[:, 0])).all()
+
+
+def test_starting_lengthscales_are_those_of_the_centres_of_boxes() -> None:
+    centres = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
+    data = Dataset.of(torch.cat([centres, 1e-3 * centres.abs()], 1), centres.sin())
+    one = torch.ones(1, dtype=torch.float64)
+    kernel = BoxKernel(RBFKernel(), widths=[1])
+    model = MultiOutputGP([kernel], [data.X[:0]], mixing=one[:, None], noise=one)
+    largest = max(
+        kernel.base_kernel.lengthscale.item()
+        for start in starting_points(model, data)
+        for kernel in start.kernels
+        if isinstance(kernel, BoxKernel)
+    )
+    assert largest == pytest.approx(centres.std(correction=0).item())

@@ -284,6 +284,9 @@ def fit(
         single |= {"--split-by": split_by is None, "--test-file": test_file is None}
         single |= {"--cv": cv is None, "--max-predict-us": max_predict_us is None}
         single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
+        single |= {"--layers": layers == "1", "--hyper": hyper == "auto"}
+        single |= {"--criterion": criterion == "elbo", "--precision": precision == "double"}
+        single["--max-fit-seconds"] = max_fit_seconds is None
         _refuse_for_several(single)
         chosen: dict[str, Any] = {
             "test_size": 0.2 if test_size is None else test_size,

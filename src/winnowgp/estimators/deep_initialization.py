@@ -14,7 +14,7 @@ from winnowgp.models.likelihoods import observation_model
 from winnowgp.training.initialization import best_level
 
 FIRST_CANDIDATES = 64
-"""Number of candidates of a layer that grow."""
+"""Initial number of candidates per layer, if they grow."""
 # Initial prior variance of what a hidden function adds to the identity.
 _HIDDEN_VARIANCE = 0.1
 

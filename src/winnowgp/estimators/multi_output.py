@@ -21,8 +21,8 @@ from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
 from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
 from winnowgp.models import FidelityPosterior
 
-# Processes of many targets, if their number is not given.
-_PROCESSES = 6
+# Processes of many targets, if their number is not given, and fidelities at most.
+_PROCESSES, _MOST_FIDELITIES = 6, 20
 
 
 @final
@@ -72,7 +72,8 @@ class MultiOutputGPRegressor(ProcessEstimator):
         if params.mixing == "independent":
             return torch.eye(P), torch.zeros(P, P, dtype=torch.bool)
         Q = params.n_latents or min(P, _PROCESSES)
-        return torch.eye(P, Q), torch.ones(P, Q, dtype=torch.bool)
+        # No column is zero: the bound has no gradient there.
+        return torch.eye(P)[:, torch.arange(Q) % P], torch.ones(P, Q, dtype=torch.bool)
 
     def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
         kernels = super()._kernels(params, D, Q)
@@ -139,6 +140,16 @@ class MultiFidelityGPRegressor(ProcessEstimator):
             raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
         params.widths = [others.index(d) for d in widths]
         self._check_inputs(params, [names[d] for d in others] if names else (), D - 1)
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        rows = data.require_dataset("several fidelities")
+        if (found := len(rows.X[:, params.column].unique())) > _MOST_FIDELITIES:
+            raise InputError(
+                f"`fidelity` must be a column of at most {_MOST_FIDELITIES} levels; got column "
+                f"{params.column}, which has {found} different values. Name the column that says "
+                "at which fidelity a row was observed."
+            )
 
     def _fit(self, rows: Source, params: validation.Parameters) -> None:
         """Give each fidelity a target of its own, and train a model of these."""

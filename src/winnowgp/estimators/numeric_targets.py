@@ -106,8 +106,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 self._check_targets(params, data)
                 rows, scaler = _scaled_targets(data, params.likelihood, single=single)
                 rows = self._pooled(rows, params)
-        params.likelihood = self._likelihood_of(params, rows.P)
-        self._fit(rows, params)
+            params.likelihood = self._likelihood_of(params, rows.P)
+            self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
         self._note_rows(rows)

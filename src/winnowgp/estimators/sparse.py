@@ -35,7 +35,7 @@ from winnowgp.estimators.kernels import (
     parse_kernel,
 )
 from winnowgp.estimators.rows import tensor
-from winnowgp.estimators.uncertainty import KINDS, check_subset_posterior
+from winnowgp.estimators.uncertainty import check_subset_posterior
 from winnowgp.estimators.validation import (
     PARAMETERS,
     TOLERANCE,
@@ -63,6 +63,7 @@ from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.report.sentences import growth_sentence
 from winnowgp.selection import SizeFrontier, SubsetPosterior
+from winnowgp.selection.subset_samples import KINDS
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.schedules import SizedModel
 from winnowgp.training.subset_posterior import with_subset_posterior

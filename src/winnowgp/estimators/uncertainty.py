@@ -9,7 +9,6 @@ from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.estimators.validation import HETEROSCEDASTIC, Parameters
 from winnowgp.models import MixturePosterior
-from winnowgp.selection.subset_samples import KINDS
 from winnowgp.training.laplace import MOST_ROWS
 
 HYPER = ("auto", "point", "laplace")
@@ -88,9 +87,6 @@ def gaussian_posterior(posterior: Any, *, hyper: str, subsets: str, what: str) -
     return posterior.mode
 
 
-__all__ = ["KINDS", "check_subset_posterior", "refuse_stream"]
-
-
 def check_subset_posterior(params: Parameters, likelihood: Any) -> None:
     """Raise an `InputError` if other parameters cannot be used with such a posterior.
 
@@ -107,12 +103,14 @@ def check_subset_posterior(params: Parameters, likelihood: Any) -> None:
         "inducing_points": (params.inducing_points, None, "there is nothing to select"),
     }
     averaged = {
-        "hyper": (getattr(params, "hyper", "point"), None, "one average at a time"),
         "log_target": (getattr(params, "log_target", False), False, "pass log y instead"),
         "max_predict_us": (params.max_predict_us, None, "predictions average over subsets"),
     }
-    if kind == "gibbs" and getattr(params, "hyper", "point") in ("auto", "point"):
-        averaged.pop("hyper")
+    if kind == "gibbs" and getattr(params, "hyper", "point") == "laplace":
+        raise InputError(
+            "`hyper` must be 'auto' or 'point' for `posterior='gibbs'`: one average at a time; got "
+            "'laplace'."
+        )
     if likelihood == HETEROSCEDASTIC:
         raise InputError(
             f"`likelihood` must not be 'heteroscedastic' for `posterior={kind!r}`: function and "
@@ -122,9 +120,8 @@ def check_subset_posterior(params: Parameters, likelihood: Any) -> None:
     for name, (value, allowed, why) in others.items():
         if value is allowed or (isinstance(value, str) and value == allowed):
             continue
-        allowed = "'auto' or 'point'" if name == "hyper" else repr(allowed)
         raise InputError(
-            f"`{name}` must be {allowed} for `posterior={kind!r}`: {why}; got {value!r}."
+            f"`{name}` must be {allowed!r} for `posterior={kind!r}`: {why}; got {value!r}."
         )
     if kind == "gibbs" and getattr(params, "hyper", None) == "auto":
         params.hyper = "point"

@@ -49,9 +49,10 @@ class BoxKernel(Kernel):
 
     def __init__(self, base_kernel: Kernel, *, widths: Sequence[int], nodes: int = 5) -> None:
         super().__init__()
-        if nodes < 1 or not widths:
+        if nodes < 1 or not widths or min(widths) < 0 or len(set(widths)) < len(widths):
             raise InputError(
-                f"`nodes` must be at least 1 and `widths` not empty; got {nodes} and {widths}."
+                "`nodes` must be at least 1, and `widths` different numbers of columns from 0 on; "
+                f"got {nodes} and {widths}."
             )
         self.base_kernel, self.widths, self.nodes = copy_module(base_kernel), list(widths), nodes
 

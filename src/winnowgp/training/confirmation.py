@@ -228,7 +228,7 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
     density = (N * rows.mean(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
-    ratio = exp(2 * gain.mean().item() / P)
+    ratio = exp(min(2 * gain.mean().item() / P, 700.0))
     return min((density @ nodes).item(), _ADDED_VARIANCE / max(ratio - 1, _ADDED_VARIANCE))
 
 

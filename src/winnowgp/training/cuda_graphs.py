@@ -48,6 +48,7 @@ class CapturedPass:
         self._value, self._gradients = rows.X.new_zeros(()), list[Tensor]()
         self._last: list[Tensor] = []
         self._pass = _captured(self._differentiate)
+        self._pass()  # A recording is not computed, and the step reads its results.
         self._step = _captured(self._natural_step)
 
     def gradient(self, rows: Dataset, eps: Sequence[Tensor]) -> Gradient | None:

@@ -283,7 +283,7 @@ class _DeepSteps:
             if each.elbo > highest or each is chosen:
                 frontier.append(each)
             highest = max(highest, each.elbo)
-        others = [each for each in frontier if each is not chosen]
+        others = [each for each in frontier if each.model.sizes != chosen.model.sizes]
         return tuple(SizedDeepModel(each.model.posterior(), each.elbo) for each in others)
 
     def select(self, model: DeepGP, goal: Goal, *, share: float = 1.0) -> "_Selected":

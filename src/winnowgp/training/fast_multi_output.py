@@ -1,7 +1,7 @@
 """The fast schedule of several processes: one selection over the candidates of all of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, pi, sqrt
 from typing import final
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
-from winnowgp.models import MultiOutputGP, greedy_variance
+from winnowgp.models import BoxKernel, MultiOutputGP, greedy_variance
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, Selection, SizeFrontier, elimination_frontier
@@ -150,6 +150,10 @@ class _Steps:
         observed = ~torch.isnan(data.Y)
         count = float(data.weighted(observed.to(data.Y)).sum())
         order = torch.randperm(data.N, generator=context.generator, device=data.device)
+        # Rows of targets that few rows have come first: samples of rows need them too.
+        rarest = torch.where(observed, observed.sum(0), data.N).amin(1)
+        rank = torch.arange(1, data.N + 1, device=data.device)
+        order = order[(rank * rarest[order]).argsort(stable=True)]
         # A process is seen by the rows whose targets depend on it.
         uses = model.mixing_learnt | (model.mixing.detach() != 0)
         seen = (observed.to(data.Y) @ uses.to(data.Y)) > 0
@@ -334,6 +338,8 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
     learnt = bool(model.mixing_learnt.all()) and model.P > 1
     starts = [] if learnt else [model]
     variance = data.mean_square().clamp_min(1e-12)
+    # Widths of boxes have no lengthscales.
+    data = _without_widths(model, data)
     # Factors of the lengthscales, of those of the next process, and shares of noise.
     root, decay = sqrt(data.D), 0.5 if learnt else 1.0
     variants = [(root, 1.0, 0.1), (1.0, decay, 0.01)]
@@ -361,6 +367,15 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
     return starts
 
 
+def _without_widths(model: MultiOutputGP, data: Dataset) -> Dataset:
+    """Return the rows with the columns that the kernel of the function has."""
+    kernel = model.kernels[0]
+    if not isinstance(kernel, BoxKernel):
+        return data
+    centres = [d for d in range(data.D) if d not in kernel.widths]
+    return replace(data, X=data.X[:, centres])
+
+
 def principal_mixing(data: Dataset, Q: int) -> Tensor:
     """Return the first Q principal components of the targets `[P Q]`, scaled to their variances.
 
@@ -369,7 +384,7 @@ def principal_mixing(data: Dataset, Q: int) -> Tensor:
     Y = data.Y.nan_to_num(0.0)
     _, S, Vh = torch.linalg.svd(Y, full_matrices=False)
     rank = min(Q, len(S))
-    W = 0.1 * torch.eye(data.P, Q, dtype=Y.dtype, device=Y.device)
+    W = 0.1 * torch.eye(data.P, dtype=Y.dtype, device=Y.device)[:, torch.arange(Q) % data.P]
     W[:, :rank] = Vh[:rank].mT * S[:rank].clamp_min(1e-3 * S[0]) / sqrt(data.N)
     return W
 
