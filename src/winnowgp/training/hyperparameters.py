@@ -15,7 +15,6 @@ finer structure, and the collapsed bound of all rows decides later.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, sqrt
 from typing import Generic
 
@@ -60,8 +59,6 @@ _FEW, _SHORTLY = 3, 12
 # With many rows, the bound of one inducing point in so many rows stands for the evidence where it
 # is at most so many nats per observation lower.
 _ROWS_PER_POINT, _CLOSE = 8, 2e-3
-# Times as many rows which may resolve shorter lengthscales.
-_MORE = 1.5
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
@@ -157,11 +154,10 @@ def maximise_evidence(
     linear_gain = None
     if linear_term and not comparison < rows <= STAGES[-1]:
         ranked, linear_gain = search.linear_term(ranked, _best_optima(ranked)[:2], comparison)
-    for previous, count in pairwise(others):
+    for count in others[1:]:
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
-        starts = search.continued(ranked, shortened=count >= _MORE * previous)
-        ranked = search.optimise(starts[:most], count, continued=True)
+        ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
         # A slope that pays with all rows may not pay with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
@@ -304,22 +300,16 @@ class _Search(Generic[Model]):
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
         return _value(model, rows)
 
-    def continued(
-        self, ranked: Sequence[Optimum[Model]], *, shortened: bool = True
-    ) -> list[Start[Model]]:
+    def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
         """Return the best optimum as it is, and distinct ones with lengthscales within range.
 
         The best one unchanged as well: bringing back the lengthscale of a column that is irrelevant
         with more rows, too, can end in a worse mode.
-
-        Args:
-            shortened: whether to bring lengthscales back into range.
         """
         starts = [Start(ranked[0].model, ranked[0].kernel)]
         for optimum in _distinct(ranked)[:2]:
             model = copy_module(optimum.model)
-            changed = shortened and shorten_lengthscales(model.kernel, self.data)
-            if changed or optimum is not ranked[0]:
+            if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
 
