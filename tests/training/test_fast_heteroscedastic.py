@@ -208,3 +208,17 @@ def test_lengthscales_of_the_ranks_are_free_once_noise_varies(
     assert held.raw_lengthscale.requires_grad
     # Lengthscales that stay as they are would be equal.
     assert abs(held.lengthscale.log() - free.lengthscale.log()).item() > 0.001
+
+
+@pytest.mark.parametrize(("most", "complete"), [(None, True), (40, False)])
+def test_fit_sparse_evidence_rows_limit_the_exact_evidence(
+    most: int | None, complete: bool
+) -> None:
+    data = rows(varies=False)
+    model = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], noise=0.1)
+    training = replace(TRAINING, evidence_rows=most, kept_sizes=0, reported=False)
+    context = TrainingContext(generator=torch.Generator().manual_seed(0))
+    with shortest_fits():
+        frontier = fit_sparse(model, data, training=training, context=context).frontier
+    assert frontier is not None
+    assert (frontier.evidence is not None) is complete

@@ -32,6 +32,9 @@ from winnowgp.training.goals import (
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import FitResult, SizedModel, TrainingContext, warn_not_sharded
 
+# Rows of the exact bound of g at most: its optimum is where fits of few points to all rows start.
+# On a GPU many more would be affordable, and take longer than the whole fit of f.
+_EVIDENCE_ROWS = 500
 # Rounds in which both processes are optimised in turn, at most, and the nats per observation that
 # the last of them may gain.
 _ROUNDS, _GAIN = 6, 2e-3
@@ -80,6 +83,7 @@ def fit_heteroscedastic(
         kept_sizes=0,
         max_seconds=_share(clock, _FIRST),
         reported=False,
+        evidence_rows=_EVIDENCE_ROWS,
     )
     noise = fit_sparse(model.log_noise, targets, training=settings, context=context)
     start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
