@@ -10,8 +10,9 @@ import pyarrow
 import pytest
 
 from winnowgp.data import DataTable
-from winnowgp.data.frames import dates_as_days, days
+from winnowgp.data.frames import days
 from winnowgp.errors import InputError
+from winnowgp.estimators.rows import dates_as_days
 
 COLUMNS: dict[str, list[Any]] = {
     "n": [1, None, 3],

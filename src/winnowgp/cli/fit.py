@@ -26,8 +26,8 @@ from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
-    from winnowgp.estimators import MultiOutputTable, TabularModel
-    from winnowgp.estimators.evaluation import CrossValidation
+    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
 
@@ -272,7 +272,7 @@ def fit(
 
     from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.estimators import cross_validate_table, fit_outputs_table, fit_table
+    from winnowgp.tabular import cross_validate_table, fit_outputs_table, fit_table
 
     if not quiet and not json:
         # The summary that is printed has these notes.

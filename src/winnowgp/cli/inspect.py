@@ -9,8 +9,8 @@ import typer
 from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output
 
 if TYPE_CHECKING:
-    from winnowgp.estimators import TabularModel
     from winnowgp.report.summary import AllocationSummary, Choice
+    from winnowgp.tabular import TabularModel
 
 
 def info(model: ModelFile, json: Json = False) -> None:

@@ -1,10 +1,9 @@
-"""Columns of data frames and dictionaries, and dates in matrices of inputs.
+"""Columns of data frames and dictionaries.
 
 pandas, polars and pyarrow are recognised by name and never imported here: a frame of one of them
 comes from a process that has imported it.
 """
 
-import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
@@ -41,7 +40,7 @@ def _named_columns(table: Any) -> list[tuple[Any, Any]]:
     if package == "pyarrow":
         return list(zip(table.schema.names, table.columns, strict=True))
     if package == "polars":
-        return [(series.name, series) for series in _collected(table).get_columns()]
+        return [(series.name, series) for series in collected(table).get_columns()]
     if isinstance(table, Mapping):
         return list(table.items())
     if not isinstance(table, _NOT_TABLES) and callable(getattr(table, "items", None)):
@@ -52,7 +51,7 @@ def _named_columns(table: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def _collected(table: Any) -> Any:
+def collected(table: Any) -> Any:
     """Return a polars frame; a lazy one is computed."""
     return table.collect() if type(table).__name__ == "LazyFrame" else table
 
@@ -148,52 +147,6 @@ def days(dates: Any) -> NDArray[np.float64]:
         part = (array - whole) / np.timedelta64(1, "D")
         return np.where(np.isnat(array), np.nan, whole.astype(np.int64) + part)
     return np.array([_day(value) for value in array.tolist()], dtype=np.float64)
-
-
-def dates_as_days(X: Any) -> Any:
-    """Return inputs in which dates are days since 1970, as in tables; others are not copied.
-
-    Args:
-        X: an array, or a data frame of pandas or polars; columns of other types stay.
-    """
-    package = type(X).__module__.partition(".")[0]
-    if package == "pandas":
-        return _pandas_days(X)
-    if package == "polars":
-        return _polars_days(X)
-    if isinstance(X, np.ndarray) and X.dtype.kind == "M":
-        return days(X)
-    if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 2 and len(X):
-        dated = [j for j in range(X.shape[1]) if any(isinstance(v, date) for v in X[:, j])]
-        if dated:
-            X = X.copy()
-            for j in dated:
-                X[:, j] = days(X[:, j])
-    return X
-
-
-def _pandas_days(X: Any) -> Any:
-    types = [getattr(dtype, "kind", "") for dtype in getattr(X, "dtypes", [])]
-    if "M" not in types:
-        return X
-    X = X.copy()
-    for number, kind in enumerate(types):
-        if kind == "M":
-            column = X.iloc[:, number]
-            zone = getattr(column.dtype, "tz", None)
-            column = column if zone is None else column.dt.tz_convert("UTC").dt.tz_localize(None)
-            X.isetitem(number, days(column.to_numpy()))
-    return X
-
-
-def _polars_days(X: Any) -> Any:
-    polars: Any = sys.modules["polars"]
-    dated = [s for s in _collected(X).get_columns() if s.dtype in (polars.Date, polars.Datetime)]
-    if not dated:
-        return X
-    # UTC by the epoch, whatever the zone of the column.
-    new = [polars.Series(s.name, s.dt.epoch("us").to_numpy() / 86_400e6) for s in dated]
-    return X.with_columns(new)
 
 
 def _day(value: Any) -> float:

@@ -21,8 +21,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from winnowgp.data.dataset import checked_size
 from winnowgp.data.frames import arrow_column, as_string, parse_string
-from winnowgp.data.tables import ROW_INDEX, DataTable, Origin, checked_size, distinct_names
+from winnowgp.data.tables import ROW_INDEX, DataTable, Origin, distinct_names
 from winnowgp.errors import InputError, MissingExtraError, RowIndexWarning
 
 BLOCK = 16_384

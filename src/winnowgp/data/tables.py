@@ -198,13 +198,6 @@ def is_missing(text: str) -> bool:
     return len(text) <= _LONGEST_MISSING and text.lower() in MISSING_STRINGS
 
 
-def checked_size(size: int) -> int:
-    """Return a chunk size, or raise an error if it is below one row."""
-    if size < 1:
-        raise InputError(f"`size` must be at least 1 row; got {size}.")
-    return size
-
-
 def _strings(column: Column) -> NDArray[np.object_]:
     if column.dtype == object:
         return column

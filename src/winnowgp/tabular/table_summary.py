@@ -16,13 +16,6 @@ from winnowgp.errors import FitWarning
 from winnowgp.estimators.base import first_points, total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.effects import (
-    RankedColumn,
-    column_features,
-    effect_curves,
-    relevances,
-    term_effects,
-)
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
 from winnowgp.models.deep_costs import Allocation
@@ -38,6 +31,13 @@ from winnowgp.report.summary import (
     Moment,
     Summary,
     Training,
+)
+from winnowgp.tabular.effects import (
+    RankedColumn,
+    column_features,
+    effect_curves,
+    relevances,
+    term_effects,
 )
 from winnowgp.training import Progress
 

@@ -16,8 +16,8 @@ from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
-from winnowgp.estimators.splits import held_out_split
 from winnowgp.io import save
+from winnowgp.tabular.splits import held_out_split
 
 Columns = dict[str, np.ndarray[Any, Any]]
 

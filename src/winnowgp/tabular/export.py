@@ -12,10 +12,10 @@ from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
 from winnowgp.io.program import Program, add_latents, add_observation
 from winnowgp.models import MixturePosterior
+from winnowgp.tabular.model import TabularModel
 
 Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
 

@@ -25,11 +25,11 @@ from winnowgp.errors import (
     PeriodicResidualsWarning,
     WorseThanConstantWarning,
 )
-from winnowgp.estimators import diagnose
-from winnowgp.estimators.alarms import constant_alarm, coverage_alarm, leakage_alarm
 from winnowgp.estimators.kernels import parse_kernel
-from winnowgp.estimators.quality import constant_densities
-from winnowgp.estimators.residuals import (
+from winnowgp.tabular import diagnose
+from winnowgp.tabular.diagnostics import constant_alarm, coverage_alarm, leakage_alarm
+from winnowgp.tabular.quality import constant_densities
+from winnowgp.tabular.residuals import (
     Column,
     class_alarm,
     explained_shares,

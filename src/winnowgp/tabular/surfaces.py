@@ -10,8 +10,8 @@ from winnowgp.data import DataTable
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import first_points
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.plots.predictions import ClassMap, Surface
+from winnowgp.tabular.model import TabularModel
 
 SIDE = 80
 

@@ -13,20 +13,20 @@ from winnowgp.data import DataTable
 from winnowgp.data.columns import check_finite
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
-from winnowgp.estimators.alarms import coverage_alarm
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.quality import (
+from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
+from winnowgp.tabular.diagnostics import coverage_alarm
+from winnowgp.tabular.fitting import date_columns, fit_table
+from winnowgp.tabular.model import TabularModel
+from winnowgp.tabular.quality import (
     BINS,
     MOST_RESIDUALS,
     class_densities,
     classification_quality,
     regression_quality,
 )
-from winnowgp.estimators.splits import cross_validation_splits, random_split_warning
-from winnowgp.estimators.table_summary import alarm_summary
-from winnowgp.estimators.tables import date_columns, fit_table
-from winnowgp.estimators.tabular_model import TabularModel
-from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
+from winnowgp.tabular.splits import cross_validation_splits, random_split_warning
+from winnowgp.tabular.table_summary import alarm_summary
 
 Values = NDArray[np.float64]
 
