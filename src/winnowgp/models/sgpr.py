@@ -12,15 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds import collapsed_bound, subset_blocks
-from winnowgp.bounds.chunked import (
+from winnowgp.bounds.collapsed import (
     GroupedChunk,
     Moments,
     grouped_sums,
+    masked_blocks,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    weight_correction,
 )
-from winnowgp.bounds.collapsed import masked_blocks, weight_correction
 from winnowgp.bounds.evidence import (
     Evidence,
     affordable_iterations,
