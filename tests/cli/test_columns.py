@@ -76,7 +76,7 @@ def test_info_shows_what_became_of_each_column(
     assert {c["name"]: (c["kind"], c["missing"]) for c in info["inputs"]} == {
         "size": ("number", 0),
         "zip": ("number", 0),
-        "alley": ("words", 0),
+        "alley": ("category", 0),
         "sold": ("date", 0),
         "tax": ("number", 0),
         "garden": ("number", 4),

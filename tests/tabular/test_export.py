@@ -195,7 +195,7 @@ def test_export_includes_preprocessing(
     later = DataTable({**later.values, "v0": words})
     data: dict[str, Any] = {
         c.name: np.array([w or "" for w in later.strings(c.name)], dtype=object)
-        if c.kind == "words"
+        if c.kind == "category"
         else c.values(later)
         for c in model.encoder.columns
     }

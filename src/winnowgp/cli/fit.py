@@ -107,7 +107,7 @@ def fit(
             "strings; rows without a target are dropped."
         ),
     ] = "error",
-    max_words: Annotated[
+    max_categories: Annotated[
         int, typer.Option(min=1, help="Largest number of categories of a string column.")
     ] = 30,
     tolerance: Annotated[
@@ -296,7 +296,7 @@ def fit(
             "decimal": decimal,
             "dates": dates,
             "missing": missing,
-            "max_words": max_words,
+            "max_categories": max_categories,
             "kernel": "rbf" if kernel == "auto" else kernel,
             "priors": None if priors == "none" else priors,
             "alpha": alpha_value,
@@ -325,7 +325,7 @@ def fit(
         "decimal": decimal,
         "dates": dates,
         "missing": missing,
-        "max_words": max_words,
+        "max_categories": max_categories,
         "kernel": kernel,
         "layers": _layers(layers),
         "priors": None if priors == "none" else priors,

@@ -113,7 +113,7 @@ def table_columns(encoder: TableEncoder, inputs: DataTable) -> list[Column]:
     """Return the columns of a table, for `diagnose`."""
     columns = []
     for column in encoder.columns:
-        if column.kind == "words":
+        if column.kind == "category":
             values = np.array([str(s) for s in inputs.strings(column.name)])
         else:
             values = column.encode(inputs, impute=True)[:, 0]

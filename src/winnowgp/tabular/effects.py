@@ -388,7 +388,7 @@ def _counts(values: NDArray[Any], at: Sequence[Any], *, categorical: bool) -> li
 
 
 def _features(column: ColumnEncoding, values: list[Any]) -> Values:
-    if column.kind == "words":
+    if column.kind == "category":
         return np.array(
             [[float(category == value) for category in column.categories] for value in values]
         )

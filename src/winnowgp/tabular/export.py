@@ -143,7 +143,7 @@ def _encoded(program: Program, model: TabularModel) -> str:
     """Add the features `[N D]` of a table's columns, with missing values imputed."""
     features = []
     for column in model.encoder.columns:
-        if column.kind == "words":
+        if column.kind == "category":
             strings = program.add_input(column.name, categorical=True)
             categories = np.array(column.categories, dtype=object)
             features.append(program.apply("OneHot", strings, program.constant(categories)))

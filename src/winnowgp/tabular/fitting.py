@@ -84,7 +84,7 @@ def fit_table(
     decimal: str = "auto",
     dates: str = "auto",
     missing: str = "error",
-    max_words: int = 30,
+    max_categories: int = 30,
     kernel: str = AUTO,
     layers: int | str = 1,
     priors: str | None = "weak",
@@ -136,7 +136,7 @@ def fit_table(
         dates: "day-first" or "month-first" for dates such as 03/04/2024, or "auto": the only
             possible order, and an error where both are possible.
         missing: "error" or "impute"; see `TableEncoder`.
-        max_words: largest number of categories of a column.
+        max_categories: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
             "rbf[size] + linear[colour]".
         layers: 1, or the number of layers of a deep GP (`DeepGPRegressor`, `DeepGPClassifier`); or
@@ -203,7 +203,7 @@ def fit_table(
     else:
         train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     encoder = TableEncoder.learn(
-        inputs, kinds=kinds, rows=train, missing=missing, max_words=max_words
+        inputs, kinds=kinds, rows=train, missing=missing, max_categories=max_categories
     )
     if target in target_kind:
         encoder = replace(encoder, target=target_kind[target].notation)

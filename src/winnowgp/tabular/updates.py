@@ -178,7 +178,7 @@ def _check_categories(model: TabularModel, rows: DataTable) -> None:
 def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the entries of each column of numbers or dates."""
     pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
-    return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "words"}
+    return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "category"}
 
 
 def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]]) -> None:
