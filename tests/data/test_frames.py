@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from winnowgp.data import DataTable
-from winnowgp.data.frames import days
+from winnowgp.data.tables import days
 from winnowgp.errors import InputError
 from winnowgp.estimators.rows import dates_as_days
 

@@ -5,7 +5,7 @@ are summed over rows and outputs, and larger is better. The modules hold
 
 - `collapsed`: the collapsed bound, its sufficient statistics in chunks of rows, the exact evidence
   and an upper bound on it, subsets of the candidates, and weights in [0, 1];
-- `two_pass`: its gradient; `target_noise`: groups of targets that share their noise;
+- `two_pass`: its gradient;
 - `uncollapsed`: the bound of an explicit q(u);
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, Standardiser
-from winnowgp.data.frames import collected, days
+from winnowgp.data.tables import collected, days
 from winnowgp.errors import InputError
 from winnowgp.models.likelihoods import has_noise, observation_model
 

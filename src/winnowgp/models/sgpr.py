@@ -30,10 +30,9 @@ from winnowgp.bounds.evidence import (
     exact_rows,
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
 from winnowgp.bounds.two_pass import one_pass_bound, two_pass_bound
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import target_groups
+from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
