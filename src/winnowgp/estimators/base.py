@@ -209,7 +209,7 @@ class BaseGP(BaseEstimator, ABC):
             )
         parameters = self.get_params(deep=False)
         del parameters["callbacks"], parameters["checkpoint"]
-        if getattr(params, "earlier", None) is not None:
+        if params.earlier is not None:
             identity = {**identity, "earlier": params.earlier}
         log = open_checkpoint(
             params.checkpoint,

@@ -77,6 +77,12 @@ class Parameters(SimpleNamespace):
     """Whether `kernel` was given by name, of a latent-variable model."""
     named_likelihood: bool
     """Whether `likelihood` was given by name, of a latent-variable model."""
+    boxes: list[int]
+    """Columns that are widths of boxes, of a model of several processes."""
+    kernel_scale: Tensor
+    """Scales of the other columns, of such a model."""
+    column: int
+    """The column of the fidelity, of a model of several fidelities."""
 
 
 def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
