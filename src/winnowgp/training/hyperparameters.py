@@ -158,6 +158,10 @@ def maximise_evidence(
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
+        if count <= STAGES[-1] and linear_gain is None:
+            # Fewer rows may have no optimum near the best one of these.
+            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
+            ranked.sort(key=_descending)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
         # A slope that pays with all rows may not pay with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
@@ -312,6 +316,10 @@ class _Search(Generic[Model]):
             if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
+
+    def fresh(self, kernel: int) -> Start[Model]:
+        """Return the first start of a kernel, with lengthscales of √D standard deviations."""
+        return Start(starting_points(self.models[kernel], self.data, 2)[1], kernel)
 
     def single_columns(self, count: int, most: int = 2) -> list[Start[Model]]:
         """Return the most probable starts of functions that vary rapidly along one column only."""
