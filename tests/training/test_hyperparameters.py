@@ -379,10 +379,10 @@ def test_evidence_few_points_reach_the_optimum_of_the_evidence(monkeypatch) -> N
     monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
     before, points = hyperparameters._Search._optimise_sparse, []
 
-    def optimise_sparse(search, model, data, stop):
-        evidence = before(search, model, data, stop)
-        points.append((data.N, evidence is not None))
-        return evidence
+    def optimise_sparse(search, model, data, stop, kernel, **options):
+        optimum = before(search, model, data, stop, kernel, **options)
+        points.append((data.N, optimum is not None))
+        return optimum
 
     monkeypatch.setattr(hyperparameters._Search, "_optimise_sparse", optimise_sparse)
     found = compared(rows, ScaleKernel(RBFKernel()))
@@ -399,7 +399,7 @@ def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) 
     trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.1)
     search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
     before = {name: value.clone() for name, value in gp.state_dict().items()}
-    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20)) is None
+    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20), 0) is None
     assert all(torch.equal(gp.state_dict()[name], value) for name, value in before.items())
 
 
