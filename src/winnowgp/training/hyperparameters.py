@@ -256,7 +256,7 @@ class _Search(Generic[Model]):
         optima, approximate = [], []
         for index, start in enumerate(starts):
             model = copy_module(start.model)
-            close = inf if index and rows.N > STAGES[-1] else _CLOSE
+            close = inf if index and STAGES[-1] < rows.N else _CLOSE
             sparse = self._optimise_sparse(model, rows, stop, start.kernel, close=close)
             if sparse is None:
                 optima.append(self._optimise(model, rows, stop, start.kernel))
@@ -299,7 +299,9 @@ class _Search(Generic[Model]):
         # The unexplained variance costs ½ Σ_i (k_ii − q_ii)/σ² nats.
         unit = 2 * model.noise.detach().min().item() * rows.N
         most = rows.N // _ROWS_PER_POINT
-        points = pivoted_cholesky(model.kernel, rows.X, most, given=rows.X[:0], stop=_SELECTED * unit)
+        points = pivoted_cholesky(
+            model.kernel, rows.X, most, given=rows.X[:0], stop=_SELECTED * unit
+        )
         if not len(points.traces) or points.traces[-1].item() > _FAR * unit:
             return None
         sparse = model.with_candidates(rows.X[points.indices])
