@@ -298,11 +298,10 @@ class _Search(Generic[Model]):
             return None
         # The unexplained variance costs ½ Σ_i (k_ii − q_ii)/σ² nats.
         unit = 2 * model.noise.detach().min().item() * rows.N
-        most = rows.N // _ROWS_PER_POINT
-        points = pivoted_cholesky(
-            model.kernel, rows.X, most, given=rows.X[:0], stop=_SELECTED * unit
-        )
-        if not len(points.traces) or points.traces[-1].item() > _FAR * unit:
+        most = rows.N // (_ROWS_PER_POINT if STAGES[-1] >= rows.N else 2 * _ROWS_PER_POINT)
+        none = rows.X[:0]
+        points = pivoted_cholesky(model.kernel, rows.X, most, given=none, stop=_SELECTED * unit)
+        if not len(points.traces) or points.traces[-1].item() > _FAR * close * unit:
             return None
         sparse = model.with_candidates(rows.X[points.indices])
         sparse.candidates.requires_grad_(False)
