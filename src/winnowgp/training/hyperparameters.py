@@ -61,7 +61,7 @@ _FEW, _SHORTLY = 3, 12
 # evidence where it is at most so many nats per observation lower. Fewer points suffice if the
 # variance that they leave unexplained costs so many nats; if it costs so many times the gap, the
 # gap is not computed. The last number is the gap that may be left at the end.
-_ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 3e-4
+_ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
