@@ -57,7 +57,7 @@ STAGES = (250, 500, 1000)
 _SHORT = (0.3, 0.1, 0.03, 0.01)
 # Starts that are all optimised to the end, and iterations after which others are compared.
 _FEW, _SHORTLY = 3, 12
-# The bound of one inducing point in so many rows (twice as many of many rows) stands for the
+# The bound of one inducing point in so many rows (of many rows, half of them) stands for the
 # evidence where it is at most so many nats per observation lower. Fewer points suffice if the
 # variance that they leave unexplained costs so many nats; if it costs so many times the gap, the
 # gap is not computed. The last number is the gap that may be left at the end.
@@ -298,7 +298,8 @@ class _Search(Generic[Model]):
             return None
         # The unexplained variance costs ½ Σ_i (k_ii − q_ii)/σ² nats.
         unit = 2 * model.noise.detach().min().item() * rows.N
-        most = rows.N // (_ROWS_PER_POINT if STAGES[-1] >= rows.N else 2 * _ROWS_PER_POINT)
+        few = STAGES[-1] < rows.N and close < inf
+        most = rows.N // (2 * _ROWS_PER_POINT if few else _ROWS_PER_POINT)
         none = rows.X[:0]
         points = pivoted_cholesky(model.kernel, rows.X, most, given=none, stop=_SELECTED * unit)
         if not len(points.traces) or points.traces[-1].item() > _FAR * close * unit:
