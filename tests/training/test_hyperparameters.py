@@ -1,6 +1,7 @@
 """Hyper-parameters and kernel from the exact evidence: the best of many starts."""
 
 from itertools import pairwise
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -379,10 +380,10 @@ def test_evidence_few_points_reach_the_optimum_of_the_evidence(monkeypatch) -> N
     monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
     before, points = hyperparameters._Search._optimise_sparse, []
 
-    def optimise_sparse(search, model, data, stop):
-        evidence = before(search, model, data, stop)
-        points.append((data.N, evidence is not None))
-        return evidence
+    def optimise_sparse(search, model, data, stop, kernel, **options):
+        optimum = before(search, model, data, stop, kernel, **options)
+        points.append((data.N, optimum is not None))
+        return optimum
 
     monkeypatch.setattr(hyperparameters._Search, "_optimise_sparse", optimise_sparse)
     found = compared(rows, ScaleKernel(RBFKernel()))
@@ -399,8 +400,37 @@ def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) 
     trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.1)
     search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
     before = {name: value.clone() for name, value in gp.state_dict().items()}
-    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20)) is None
+    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20), 0) is None
     assert all(torch.equal(gp.state_dict()[name], value) for name, value in before.items())
+
+
+def test_evidence_far_start_is_optimised_with_few_points_on_request(monkeypatch) -> None:
+    monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
+    rows = drawn(200, 2.0, 0.3)
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=0.01)
+    trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.05)
+    search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
+    stop, before = Stop(0.02, 10, 60), gp.dense_bound(rows)().item()
+    assert search._optimise_sparse(gp, rows, stop, 0) is None
+    found = search._optimise_sparse(gp, rows, stop, 0, close=inf)
+    assert found is not None
+    optimum, _ = found
+    exact = optimum.model.dense_bound(rows)().item()
+    assert optimum.evidence == pytest.approx(exact, abs=1e-6)
+    assert optimum.evidence > before + 50
+
+
+def test_evidence_fresh_start_finds_the_optimum_that_fewer_rows_miss(monkeypatch) -> None:
+    monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 200))
+    rows = drawn(150, 0.5, 0.1)
+    best = compared(rows, ScaleKernel(RBFKernel())).optima[0].evidence
+    flat = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=1.0)
+    flat.kernel.initialize(outputscale=1e-6)
+    trainable_lengthscales(flat.kernel)[0].initialize(lengthscale=1e3)
+    start = hyperparameters.Start(flat, 0)
+    monkeypatch.setattr(hyperparameters._Search, "continued", lambda search, ranked: [start])
+    found = compared(rows, ScaleKernel(RBFKernel())).optima[0].evidence
+    assert found == pytest.approx(best, abs=0.1)
 
 
 def test_starting_points_keep_equal_terms_apart() -> None:

@@ -6,8 +6,8 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
 1. A few rows: many starts of the first kernel.
 2. More rows: the best modes, starts in which the function varies along one column only, and the
    other kernels from the best mode.
-3. All affordable rows: the best few optima, and a linear term once more. Where a bound with few
-   inducing points is close to the evidence, it is maximised first.
+3. All affordable rows: the best few optima, the best kernel from the start, and a linear term once
+   more. Where a bound with few inducing points is close to the evidence, it is maximised first.
 
 Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
 finer structure, and the collapsed bound of all rows decides later.
@@ -31,8 +31,9 @@ from winnowgp.linalg import (
     squared_norm,
     threads_for,
 )
-from winnowgp.models import SparseGP, greedy_variance
+from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.greedy import pivoted_cholesky
 from winnowgp.models.kernels import copy_module, covariance, prior_mean
 from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
@@ -56,9 +57,11 @@ STAGES = (250, 500, 1000)
 _SHORT = (0.3, 0.1, 0.03, 0.01)
 # Starts that are all optimised to the end, and iterations after which others are compared.
 _FEW, _SHORTLY = 3, 12
-# With many rows, the bound of one inducing point in so many rows stands for the evidence where it
-# is at most so many nats per observation lower.
-_ROWS_PER_POINT, _CLOSE = 8, 2e-3
+# The bound of one inducing point in so many rows (of many rows, half of them) stands for the
+# evidence where it is at most so many nats per observation lower. Fewer points suffice if the
+# variance that they leave unexplained costs so many nats; if it costs so many times the gap, the
+# gap is not computed. The last number is the gap that may be left at the end.
+_ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
@@ -158,6 +161,10 @@ def maximise_evidence(
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
+        if count <= STAGES[-1] and linear_gain is None:
+            # Fewer rows may have no optimum near the best one of these.
+            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
+            ranked.sort(key=_descending)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
         # A slope that pays with all rows may not pay with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
@@ -241,17 +248,21 @@ class _Search(Generic[Model]):
     ) -> list[Optimum[Model]]:
         """Return the optimum of each start, the best first.
 
-        Starts that few inducing points represent are optimised with these first, and the best of
-        them by the evidence then. If that hardly gains, it would not for the others.
+        Starts that few inducing points represent are optimised with these first. Where their bound
+        does not end at the evidence, the best of them is optimised by the evidence then. If that
+        hardly gains, it would not for the others. With many rows, all starts but the first are
+        optimised with few points in any case.
         """
         optima, approximate = [], []
-        for start in starts:
+        for index, start in enumerate(starts):
             model = copy_module(start.model)
-            evidence = self._optimise_sparse(model, rows, stop)
-            if evidence is None:
+            close = inf if index and STAGES[-1] < rows.N else _CLOSE
+            sparse = self._optimise_sparse(model, rows, stop, start.kernel, close=close)
+            if sparse is None:
                 optima.append(self._optimise(model, rows, stop, start.kernel))
             else:
-                approximate.append(_optimum(model, evidence, rows, start.kernel))
+                optimum, ended = sparse
+                (optima if ended else approximate).append(optimum)
         approximate.sort(key=_descending)
         settled = stop.iterations <= _SHORTLY
         for optimum in approximate:
@@ -271,21 +282,33 @@ class _Search(Generic[Model]):
         self.budget.spend(1.15 * iterations * dense_work(model, rows))
         return _optimum(model, evidence, rows, kernel, converged=iterations < stop.iterations)
 
-    def _optimise_sparse(self, model: Model, rows: Dataset, stop: Stop) -> float | None:
+    def _optimise_sparse(
+        self, model: Model, rows: Dataset, stop: Stop, kernel: int, *, close: float = _CLOSE
+    ) -> tuple[Optimum[Model], bool] | None:
         """Maximise the bound of inducing points at rows, in place, where it is close and quicker.
 
-        Returns: the evidence at the hyper-parameters that were found; None if the model is as it
-            was, because the bound of so few points is below the evidence.
+        Args:
+            close: nats per observation that the bound may be below the evidence at the start.
+
+        Returns: the optimum with its evidence, and whether the bound is as high there, so that
+            maximising the evidence itself would gain little; None if the model is as it was,
+            because the bound of so few points is below the evidence.
         """
-        K = rows.N // _ROWS_PER_POINT
-        if STAGES[-1] >= rows.N or not isinstance(model, SparseGP):
+        if STAGES[1] >= rows.N or not isinstance(model, SparseGP):
             return None
-        points = greedy_variance(model.kernel, rows.X, K, given=rows.X[:0])
-        sparse = model.with_candidates(rows.X[points])
+        # The unexplained variance costs ½ Σ_i (k_ii − q_ii)/σ² nats.
+        unit = 2 * model.noise.detach().min().item() * rows.N
+        few = STAGES[-1] < rows.N and close < inf
+        most = rows.N // (2 * _ROWS_PER_POINT if few else _ROWS_PER_POINT)
+        none = rows.X[:0]
+        points = pivoted_cholesky(model.kernel, rows.X, most, given=none, stop=_SELECTED * unit)
+        if not len(points.traces) or points.traces[-1].item() > _FAR * close * unit:
+            return None
+        sparse = model.with_candidates(rows.X[points.indices])
         sparse.candidates.requires_grad_(False)
         try:
-            close = sparse.fixed_bound(rows) >= _value(model, rows) - _CLOSE * rows.observations
-            if not close:
+            gap = _value(model, rows) - sparse.fixed_bound(rows)
+            if not gap <= close * rows.observations:
                 return None
             maximum = maximise_elbo(
                 sparse,
@@ -294,11 +317,14 @@ class _Search(Generic[Model]):
                 stop=stop,
                 checkpoint_log=self.checkpoint_log,
             )
+            bound = sparse.fixed_bound(rows)
         except (NotPositiveDefiniteError, TrainingError):
             return None
         self.budget.spend(1.15 * maximum.iterations * sparse.chunked_cost(rows))
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
-        return _value(model, rows)
+        converged = maximum.iterations < stop.iterations
+        optimum = _optimum(model, _value(model, rows), rows, kernel, converged=converged)
+        return optimum, optimum.evidence - bound <= _LEFT * rows.observations
 
     def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
         """Return the best optimum as it is, and distinct ones with lengthscales within range.
@@ -312,6 +338,10 @@ class _Search(Generic[Model]):
             if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
         return starts
+
+    def fresh(self, kernel: int) -> Start[Model]:
+        """Return the first start of a kernel, with lengthscales of √D standard deviations."""
+        return Start(starting_points(self.models[kernel], self.data, 2)[1], kernel)
 
     def single_columns(self, count: int, most: int = 2) -> list[Start[Model]]:
         """Return the most probable starts of functions that vary rapidly along one column only."""
