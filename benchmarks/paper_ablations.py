@@ -124,14 +124,6 @@ ABLATIONS = (
     ),
     Ablation(
         "figure 4",
-        "fast schedule, present version",
-        Real(names=("concrete", "energy")),
-        "fast",
-        lambda row: {},
-        CURVE,
-    ),
-    Ablation(
-        "figure 4",
         "fast schedule, then 5,000 steps of Adam as for fixed sizes",
         Real(names=("concrete", "energy")),
         "fast",
