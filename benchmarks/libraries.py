@@ -299,10 +299,10 @@ def progress(rows: Sequence[Row]) -> str:
 def version_list(rows: Sequence[Row]) -> str:
     """Return the versions of the packages; of ours the source, which its rows name."""
     found: dict[str, dict[str, None]] = {}
-    names = {"xgb": "xgboost-distribution", "sklearn": "scikit-learn"}
+    names: dict[str, str] = {"xgb": "xgboost-distribution", "sklearn": "scikit-learn"}
     for row in rows:
-        package = row["method"].split("-")[0]
-        package = names.get(package, package)
+        first: str = row["method"].split("-")[0]
+        package = names.get(first, first)
         label = f"{row['version']} (source {row['source']})" if "source" in row else row["version"]
         found.setdefault(package, {})[label] = None
     return "; ".join(f"{package} {', '.join(labels)}" for package, labels in found.items())

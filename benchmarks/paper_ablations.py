@@ -18,6 +18,7 @@ from typing import Any, final
 
 from measure import Row, markdown
 from winnowgp.experiments.base import Experiment, Scope
+from winnowgp.experiments.gplvm import Gplvm
 from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.real import Real, corrupted
@@ -157,6 +158,16 @@ ABLATIONS = (
         lambda row: {"weights": (1.0, 1.0)},
         LAST_LAYER,
         scope=RELEASED,
+    ),
+    Ablation(
+        "figure 7",
+        "released settings, candidates held on their grid",
+        Gplvm(),
+        "released",
+        lambda row: {"grid_held": True},
+        ("further candidates become active",),
+        scope=RELEASED,
+        keep=lambda row: row["seed"] < 3,
     ),
 )
 
