@@ -356,12 +356,12 @@ def _device_name() -> str:
     return torch.cuda.get_device_name()
 
 
-def _megabytes() -> float:
-    """Return the largest memory of this process so far, libraries included."""
+def _megabytes() -> float | None:
+    """Return the largest memory of this process so far, libraries included; None if not known."""
     # Not `resource.getrusage`: its maximum includes the parent's memory at the time of the fork.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return round(int(lines[0].split()[1]) / 1024) if lines else None
 
 
 def main() -> None:
@@ -400,7 +400,7 @@ def main() -> None:
             else {"cpu_s": round(seconds, 3)}
         ),
         "predict_s": round(predict_seconds, 4),
-        "memory_mb": round(peak),
+        "memory_mb": peak,
         "version": _version(package),
         **({"source": ours["source"]} if ours else {}),
     }
