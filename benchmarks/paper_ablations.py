@@ -83,6 +83,7 @@ def _is_shaped(row: Row) -> bool:
 
 SHAPES = ("fewer inducing points with more smoothness", "fewer inducing points with more clust")
 LAST_LAYER = ("more inducing points in the last layer",)
+ON_CONCRETE = ("fewer inducing points with more noise on concrete",)
 CURVE = ("ELBO at least that of the same fixed size",)
 RELEASED = Scope(released=True)
 
@@ -130,6 +131,23 @@ ABLATIONS = (
         "fast",
         lambda row: {"updates": 5000, "learning_rate": 0.01},
         CURVE,
+    ),
+    Ablation(
+        "figure 4",
+        "fast schedule on concrete, ten seeds instead of two",
+        Real(names=("concrete",)),
+        "fast",
+        lambda row: {},
+        ON_CONCRETE,
+        scope=Scope(seeds=10),
+    ),
+    Ablation(
+        "figure 4",
+        "automatic α on concrete, 300 candidates instead of 100",
+        Real(names=("concrete",)),
+        "auto",
+        lambda row: {"candidates": 300},
+        ON_CONCRETE,
     ),
     Ablation(
         "appendix B.3",
