@@ -140,13 +140,14 @@ def run(
             [*map(str, worker), "--seed", str(seed), "--device", device, *options],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5)),
+            preexec_fn=None if device == "cuda" else lambda: _limit_cpu(limit),
             env={**os.environ, "PYTHONWARNINGS": "ignore"}
             | ({"CUDA_VISIBLE_DEVICES": "0"} if device == "cuda" else {}),
         )
         if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             return case | {"error": f"more than {limit} CPU s, or killed"}
         if done.returncode < 0:
+            print(f"{method} on {name}: ended by signal {-done.returncode}", file=sys.stderr)
             return None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -156,6 +157,10 @@ def run(
             return case | {"error": last[:200]}
         found = dict(np.load(predictions))
     return case | json.loads(str(found.pop("row"))) | scores(found, problem.y_test)
+
+
+def _limit_cpu(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
 
 def scores(predictions: dict[str, np.ndarray], y: np.ndarray) -> Row:

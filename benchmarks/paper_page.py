@@ -124,8 +124,8 @@ def verdict_lines(
 ) -> list[list[str]]:
     """Return a line of the table for each claim that is judged for several procedures.
 
-    A released verdict is "not run" without rows, and "–" where no released settings are known or
-    the rows do not suffice to judge the claim. "of N runs" marks verdicts from a part of the runs.
+    A released verdict is "not run" without the rows that the claim needs, and "–" where no released
+    settings are known. "of N runs" marks verdicts from a part of the runs.
     """
     columns = list(dict.fromkeys(COLUMNS.values()))
     verdicts: dict[str, dict[str, str]] = {}
@@ -136,7 +136,8 @@ def verdict_lines(
         part = f" ({source.rows} of {total} runs)" if source.missing else ""
         for statement, procedure, verdict in filter(None, map(parsed_claim, source.claims)):
             verdicts.setdefault(statement, {})[COLUMNS[procedure]] = verdict + part
-    lacking = {"released settings": "not run"} if experiment.has_released and not released else {}
+    partial = released is None or released.missing > 0
+    lacking = {"released settings": "not run"} if experiment.has_released and partial else {}
     return [
         [f"`{experiment.name}`", statement, *({**lacking, **own}.get(c, "–") for c in columns)]
         for statement, own in verdicts.items()
