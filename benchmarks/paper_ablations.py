@@ -231,14 +231,19 @@ def _with_adam(settings: Row, scope: Scope) -> Row:
     return {**row, "elbo": [round(model.fixed_bound(data), 2)]}
 
 
-def summary(folder: Path = FILE.parent) -> str:
-    """Return the verdicts as a Markdown table: figure, change, claim, verdict and evidence."""
-    rows, lines = list(Runs(folder / FILE.name)), []
+def outcomes(folder: Path = FILE.parent) -> list[tuple[Ablation, str, str, str]]:
+    """Return ablation, claim, verdict and evidence of every claim that the rows suffice for."""
+    rows, found = list(Runs(folder / FILE.name)), []
     for ablation in ABLATIONS:
         name = ablation.experiment.name + "-released" * ablation.scope.released
         stored = list(Runs(folder / f"{name}.jsonl"))
-        for line in ablation.verdicts(rows, stored):
-            lines.append([ablation.figure, ablation.change, *_parts(line)])
+        found += [(ablation, *_parts(line)) for line in ablation.verdicts(rows, stored)]
+    return found
+
+
+def summary(folder: Path = FILE.parent) -> str:
+    """Return the verdicts as a Markdown table: figure, change, claim, verdict and evidence."""
+    lines = [[each.figure, each.change, *parts] for each, *parts in outcomes(folder)]
     return markdown(["figure", "change", "claim", "verdict", "evidence"], lines)
 
 
