@@ -38,7 +38,7 @@ _LEVEL = (
     "initialisations are level."
 )
 _SEARCH = (
-    "By the present code the search ends in different optima of its objective, ELBO − α M²: "
+    "by the present code the search ends in different optima of its objective, ELBO − α M²: "
     "compared with an earlier version (commit 8a178db), whose numbers fell at every step, it is "
 )
 EXPLANATIONS: dict[tuple[str, str], str] = {
@@ -54,8 +54,8 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
     ),
     ("synthetic", "KL at most that of the same fixed size"): (
         "the KL is log p(y) − ELBO at each model's own hyper-parameters. log p(y) of selected "
-        "models is at least that of fixed sizes at every setting and by every procedure (last "
-        "lines of figure 3): a larger KL means better hyper-parameters, not a lower bound."
+        "models is at least that of fixed sizes, within the margin, at every setting and by every "
+        "procedure (figure 3): a larger KL means better hyper-parameters, not a lower bound."
     ),
     ("synthetic", "ELBO at least that of the same fixed size"): (
         "the fast schedule is 0.012 nats per observation below the curve at one of 15 settings, "
