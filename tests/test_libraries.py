@@ -52,6 +52,15 @@ def test_differences_are_paired_by_split() -> None:
     assert libraries.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
 
 
+def test_paired_adds_the_difference_of_common_splits_to_our_mean() -> None:
+    rows = [row("winnowgp", 20, 1.0), row("winnowgp", 21, 2.0), row("ngboost", 20, 0.5)]
+    value = libraries.paired(rows, "energy", "ngboost", "log_density")
+    assert value == pytest.approx(1.0)
+    assert libraries.paired(rows, "energy", "winnowgp", "log_density") == pytest.approx(1.5)
+    rows.append(row("ngboost", 21, 0.9))
+    assert libraries.paired(rows, "energy", "ngboost", "log_density") == pytest.approx(0.7)
+
+
 def test_comparable_leaves_out_splits_that_we_lack() -> None:
     rows = [row("winnowgp", 20, 1.0), row("ngboost", 20, 0.5), row("ngboost", 21, 9.0)]
     rows.append(row("ngboost", 22, 0.1, table="concrete"))
