@@ -2,13 +2,16 @@
 
     make peers                            # install the peers, run what has no row, write the page
     python benchmarks/libraries.py --tables concrete --methods winnowgp catboost
+    python benchmarks/libraries.py --methods winnowgp --again    # ours, of another source
+    python benchmarks/libraries.py --tables protein --methods winnowgp --device cuda
     python benchmarks/libraries.py --page     # write tables and pictures, run nothing
 
 Every method has the same splits, 90 % of the rows of a seeded permutation, standardised by the
 training rows, and one thread; `peers/worker.py` has its settings and runs in a virtual environment
 of its own. A fit that passes `--limit` CPU seconds is ended, and its row says so; rows that
-exist are not made again. Seconds of different machines are not comparable, so the rows of one table
-should be of one machine: each row names its processor.
+exist are not made again, unless they failed with a lower limit. A later row of the same fit
+replaces an earlier one. Seconds of different machines are not comparable: each row names its
+processor, and the page marks those of another processor than most rows have.
 """
 
 import argparse
@@ -19,8 +22,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from operator import itemgetter
 from pathlib import Path
 from statistics import stdev
 from tempfile import TemporaryDirectory
@@ -30,10 +35,12 @@ import numpy as np
 from calibration import LEVELS, calibration, coverage_table, draw_histograms
 from measure import RESULTS, Row, grouped, markdown, mean, replace_section
 from right_number_problems import TABLES, split_table
-from winnowgp.experiments.runs import Runs
+from winnowgp.experiments.runs import Runs, versions
 
 FILE = RESULTS / "peers.jsonl"
-SMALL = RESULTS / "small_tables_seed12.jsonl"
+SMALL = tuple(RESULTS / f"small_tables_seed{seed}.jsonl" for seed in (12, 13))
+SMALL_SIZES = {50: "under 50 rows", 200: "50 to 199 rows", 1000: "200 to 800 rows"}
+"""Groups of small tables, by the number of rows that they do not reach."""
 DOCS = Path(__file__).parents[1] / "docs"
 PEERS = Path(__file__).parent / "peers"
 SEEDS = {
@@ -79,12 +86,32 @@ def cases(tables: Sequence[str], methods: Sequence[str]) -> list[tuple[str, int,
     ]
 
 
-def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Row | None:
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each fit."""
+    return list({tuple(row[unit] for unit in UNITS): row for row in rows}.values())
+
+
+def is_final(row: Row, *, limit: int, again: bool) -> bool:
+    """Return whether a fit need not be repeated.
+
+    Args:
+        limit: CPU seconds of a fit; one that failed with fewer is repeated.
+        again: repeat ours if the source has changed.
+    """
+    if again and row["method"] == "winnowgp" and row.get("source") != versions()["source"]:
+        return False
+    return "error" not in row or row["limit"] >= limit
+
+
+def run(
+    name: str, seed: int, method: str, limit: int, python: str | None, device: str
+) -> Row | None:
     """Return the row of one fit; None if the method is not installed.
 
     Args:
         limit: CPU seconds after which the fit is ended.
         python: interpreter of all methods; None for their own environments.
+        device: "cpu", or "cuda" for methods that use it.
     """
     environment = ENVIRONMENTS[method]
     if python is None:
@@ -110,15 +137,17 @@ def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Ro
         )
         worker = [python, PEERS / "worker.py", base if options else method, split, predictions]
         done = subprocess.run(
-            [*map(str, worker), "--seed", str(seed), *options],
+            [*map(str, worker), "--seed", str(seed), "--device", device, *options],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5)),
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            preexec_fn=None if device == "cuda" else lambda: _limit_cpu(limit),
+            env={**os.environ, "PYTHONWARNINGS": "ignore"}
+            | ({"CUDA_VISIBLE_DEVICES": "0"} if device == "cuda" else {}),
         )
         if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             return case | {"error": f"more than {limit} CPU s, or killed"}
         if done.returncode < 0:
+            print(f"{method} on {name}: ended by signal {-done.returncode}", file=sys.stderr)
             return None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -128,6 +157,10 @@ def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Ro
             return case | {"error": last[:200]}
         found = dict(np.load(predictions))
     return case | json.loads(str(found.pop("row"))) | scores(found, problem.y_test)
+
+
+def _limit_cpu(seconds: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
 
 def scores(predictions: dict[str, np.ndarray], y: np.ndarray) -> Row:
@@ -160,13 +193,32 @@ def comparable(rows: Sequence[Row]) -> list[Row]:
 
 def differences(rows: Sequence[Row], column: str) -> dict[tuple[str, str], list[float]]:
     """Return, by table and method, the value of a column minus ours on each common split."""
-    ours = {(r["table"], r["seed"]): r[column] for r in rows if r["method"] == "winnowgp"}
+    ours = {
+        (row["table"], row["seed"]): row[column]
+        for row in rows
+        if row["method"] == "winnowgp" and column in row
+    }
     result: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         key = row["table"], row["seed"]
         if row["method"] != "winnowgp" and key in ours and column in row:
             result.setdefault((row["table"], row["method"]), []).append(row[column] - ours[key])
     return result
+
+
+def paired(rows: Sequence[Row], table: str, method: str, column: str) -> float:
+    """Return the mean of a column; of methods that have fewer splits than ours, our mean plus the
+    mean difference on common splits, because splits differ by more than methods."""
+    own = {
+        name: [
+            r[column] for r in rows if (r["table"], r["method"]) == (table, name) and column in r
+        ]
+        for name in ("winnowgp", method)
+    }
+    gaps = differences(rows, column).get((table, method), [])
+    if gaps and len(gaps) < len(own["winnowgp"]):
+        return mean(own["winnowgp"]) + mean(gaps)
+    return mean(own[method])
 
 
 def verdict(gaps: Sequence[float]) -> str:
@@ -190,15 +242,12 @@ def losses(rows: Sequence[Row]) -> list[str]:
     for table in dict.fromkeys(table for table, _ in gaps):
         better = {method: each for (name, method), each in gaps.items() if name == table}
         worse = [f"{m} ({mean(g):+.3f}, {verdict(g)})" for m, g in better.items() if mean(g) > 0]
-        faster = [
-            method
-            for (name, method), each in differences(rows, "cpu_s").items()
-            if name == table and mean(each) < 0
-        ]
-        lines.append(
-            f"- **{table}**: higher density than ours: {', '.join(worse) or 'none'}. "
-            f"Less CPU time to fit: {', '.join(faster) or 'none'}."
-        )
+        times = {m: g for (name, m), g in differences(rows, "cpu_s").items() if name == table}
+        faster = [method for method, each in times.items() if mean(each) < 0]
+        line = f"- **{table}**: higher density than ours: {', '.join(worse) or 'none'}."
+        if times:
+            line += f" Less CPU time to fit: {', '.join(faster) or 'none'}."
+        lines.append(line)
     return lines
 
 
@@ -206,13 +255,14 @@ def summary(rows: Sequence[Row]) -> str:
     """Return a Markdown table with a line per table and method, means over splits."""
     order = list(ENVIRONMENTS)
     gaps, lines, last = differences(rows, "log_density"), [], None
+    usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
     key_of = lambda row: (list(TABLES).index(row["table"]), order.index(row["method"]))  # noqa: E731
     for (table, method), own in grouped(sorted(rows, key=key_of), "table", "method").items():
         good = [row for row in own if "error" not in row]
         first = f"{table} ({own[0]['N']:,})" if table != last else ""
         last = table
         if not good:
-            lines.append([first, method, 0, own[0]["error"], *[""] * 8])
+            lines.append([first, method, 0, *[""] * 8, own[-1]["error"]])
             continue
 
         def shown(column: str, digits: int, good: list[Row] = good) -> str:
@@ -233,26 +283,52 @@ def summary(rows: Sequence[Row]) -> str:
                 shown("predict_s", 2),
                 shown("memory_mb", 0),
                 shown("size", 0),
-                "" if len(good) == len(own) else own[-1].get("error", ""),
+                notes(own, usual),
             ]
         )
     header = ["table (training rows)", "method", ">splits", ">test log density", ">minus ours"]
     header += [">RMSE", ">90 % intervals hold", ">fit, CPU s", ">10,000 predictions, CPU s"]
-    return markdown([*header, ">memory, MB", ">points or neighbours", "failed"], lines)
+    return markdown([*header, ">memory, MB", ">points or neighbours", "notes"], lines)
 
 
-def missing(rows: Sequence[Row]) -> str:
-    """Return which fits have no row."""
-    done = {tuple(row[unit] for unit in UNITS) for row in rows}
-    lacking = [case for case in cases(list(TABLES), list(ENVIRONMENTS)) if case not in done]
-    texts = []
-    for table in TABLES:
-        own = [(seed, method) for name, seed, method in lacking if name == table]
-        counts = {m: sum(method == m for _, method in own) for m in ENVIRONMENTS}
-        parts = [f"{method} ({count})" for method, count in counts.items() if count]
-        if parts:
-            texts.append(f"{table}: {', '.join(parts)}")
-    return "; ".join(texts)
+def notes(rows: Sequence[Row], usual: str) -> str:
+    """Return what is particular about the fits of a method: failures, GPU, another processor.
+
+    Args:
+        rows: fits of one table by one method.
+        usual: the processor of most fits.
+    """
+    texts = [row["error"] for row in rows if "error" in row][-1:]
+    for (name,), own in grouped((row for row in rows if "device" in row), "device").items():
+        texts.append(f"fit on one {name}, {mean(row['wall_s'] for row in own):.0f} s")
+    others = {row["processor"] for row in rows} - {usual}
+    return "; ".join([*texts, *sorted(others)])
+
+
+def progress(rows: Sequence[Row]) -> str:
+    """Return a Markdown table of how many splits each method has been fitted to."""
+    done = Counter((row["table"], row["method"]) for row in rows)
+    planned = Counter((table, m) for table, _, m in cases(list(TABLES), list(ENVIRONMENTS)))
+
+    def cell(key: tuple[str, str]) -> str:
+        if not planned[key]:
+            return "–"
+        return f"{done[key]} of {planned[key]}" if done[key] else "not run"
+
+    lines = [[method, *(cell((table, method)) for table in TABLES)] for method in ENVIRONMENTS]
+    return markdown(["method", *TABLES], lines)
+
+
+def version_list(rows: Sequence[Row]) -> str:
+    """Return the versions of the packages; of ours the source, which its rows name."""
+    found: dict[str, dict[str, None]] = {}
+    names: dict[str, str] = {"xgb": "xgboost-distribution", "sklearn": "scikit-learn"}
+    for row in rows:
+        first: str = row["method"].split("-")[0]
+        package = names.get(first, first)
+        label = f"{row['version']} (source {row['source']})" if "source" in row else row["version"]
+        found.setdefault(package, {})[label] = None
+    return "; ".join(f"{package} {', '.join(labels)}" for package, labels in found.items())
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -291,14 +367,17 @@ def draw(rows: Sequence[Row], folder: Path) -> None:
                 for (name, method), own in groups.items():
                     values = [row[column] for row in own if column in row]
                     if name == table and values:
-                        point = mean(row["cpu_s"] for row in own), mean(values)
+                        seconds = mean(row.get("cpu_s") or row["wall_s"] for row in own)
+                        point = seconds, paired(rows, table, method, column)
                         lines.setdefault(family(method), []).append(point)
-                        if not family(method):
+                        on_gpu = any("device" in row for row in own)
+                        if on_gpu or not family(method):
                             ax.annotate(
-                                method,
+                                "on a GPU" if on_gpu else method,
                                 point,
                                 fontsize=6,
-                                xytext=(3, 3),
+                                # Methods with and without early stopping are often close.
+                                xytext=(3, -8 if method.endswith("-stopped") else 3),
                                 textcoords="offset points",
                                 annotation_clip=True,
                             )
@@ -337,8 +416,8 @@ def small_rows() -> list[Row]:
     return [
         row
         | {"method": names[row["method"]]}
-        | {"table": "small (to 120)" if row["N"] <= 120 else "small (to 800)"}
-        for row in Runs(SMALL)
+        | {"table": next(text for most, text in SMALL_SIZES.items() if row["N"] < most)}
+        for row in sorted((row for path in SMALL for row in Runs(path)), key=itemgetter("N"))
         if row["method"] in names
     ]
 
@@ -353,9 +432,8 @@ def write_page(rows: list[Row]) -> None:
     draw_histograms(groups, DOCS / "images" / "peers-pit.png")
     pages = DOCS / "benchmarks.md"
     page = pages.read_text(encoding="utf-8")
-    lacking = missing(every)
-    note = f"Fits without a row (number of splits): {lacking}." if lacking else ""
-    page = replace_section(page, "peers", "\n\n".join(filter(None, [summary(rows), note])))
+    page = replace_section(page, "peers", f"{summary(rows)}\n\nVersions: {version_list(good)}.")
+    page = replace_section(page, "progress", progress(every))
     page = replace_section(page, "losses", "\n".join(losses(good)))
     page = replace_section(page, "calibration", coverage_table(groups))
     pages.write_text(page, encoding="utf-8")
@@ -372,15 +450,18 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=3600, help="CPU seconds of a fit at most")
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--python", help="interpreter that has all methods")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of our fits")
+    parser.add_argument("--again", action="store_true", help="repeat ours of another source")
     parser.add_argument("--page", action="store_true", help="write the page, run nothing")
     arguments = parser.parse_args()
     runs = Runs(FILE)
     if arguments.page:
-        write_page(list(runs))
+        write_page(latest(runs))
         return
-    done = set(grouped(runs, *UNITS))
+    options = {"limit": arguments.limit, "again": arguments.again}
+    done = set(grouped((row for row in latest(runs) if is_final(row, **options)), *UNITS))
     todo = [
-        (*case, arguments.limit, arguments.python)
+        (*case, arguments.limit, arguments.python, arguments.device)
         for case in cases(arguments.tables, arguments.methods)
         if case not in done and case[1] in (arguments.seeds or [case[1]])
     ]

@@ -18,6 +18,7 @@ from typing import Any, final
 
 from measure import Row, markdown
 from winnowgp.experiments.base import Experiment, Scope
+from winnowgp.experiments.gplvm import Gplvm
 from winnowgp.experiments.gradient_variance import GradientVariance
 from winnowgp.experiments.kin8nm_deep import Kin8nmDeep
 from winnowgp.experiments.real import Real, corrupted
@@ -82,6 +83,7 @@ def _is_shaped(row: Row) -> bool:
 
 SHAPES = ("fewer inducing points with more smoothness", "fewer inducing points with more clust")
 LAST_LAYER = ("more inducing points in the last layer",)
+ON_CONCRETE = ("fewer inducing points with more noise on concrete",)
 CURVE = ("ELBO at least that of the same fixed size",)
 RELEASED = Scope(released=True)
 
@@ -124,19 +126,28 @@ ABLATIONS = (
     ),
     Ablation(
         "figure 4",
-        "fast schedule, present version",
-        Real(names=("concrete", "energy")),
-        "fast",
-        lambda row: {},
-        CURVE,
-    ),
-    Ablation(
-        "figure 4",
         "fast schedule, then 5,000 steps of Adam as for fixed sizes",
         Real(names=("concrete", "energy")),
         "fast",
         lambda row: {"updates": 5000, "learning_rate": 0.01},
         CURVE,
+    ),
+    Ablation(
+        "figure 4",
+        "fast schedule on concrete, ten seeds instead of two",
+        Real(names=("concrete",)),
+        "fast",
+        lambda row: {},
+        ON_CONCRETE,
+        scope=Scope(seeds=10),
+    ),
+    Ablation(
+        "figure 4",
+        "automatic α on concrete, 300 candidates instead of 100",
+        Real(names=("concrete",)),
+        "auto",
+        lambda row: {"candidates": 300},
+        ON_CONCRETE,
     ),
     Ablation(
         "appendix B.3",
@@ -165,6 +176,16 @@ ABLATIONS = (
         lambda row: {"weights": (1.0, 1.0)},
         LAST_LAYER,
         scope=RELEASED,
+    ),
+    Ablation(
+        "figure 7",
+        "released settings, candidates held on their grid",
+        Gplvm(),
+        "released",
+        lambda row: {"grid_held": True},
+        ("further candidates become active",),
+        scope=RELEASED,
+        keep=lambda row: row["seed"] < 3,
     ),
 )
 
@@ -210,14 +231,19 @@ def _with_adam(settings: Row, scope: Scope) -> Row:
     return {**row, "elbo": [round(model.fixed_bound(data), 2)]}
 
 
-def summary(folder: Path = FILE.parent) -> str:
-    """Return the verdicts as a Markdown table: figure, change, claim, verdict and evidence."""
-    rows, lines = list(Runs(folder / FILE.name)), []
+def outcomes(folder: Path = FILE.parent) -> list[tuple[Ablation, str, str, str]]:
+    """Return ablation, claim, verdict and evidence of every claim that the rows suffice for."""
+    rows, found = list(Runs(folder / FILE.name)), []
     for ablation in ABLATIONS:
         name = ablation.experiment.name + "-released" * ablation.scope.released
         stored = list(Runs(folder / f"{name}.jsonl"))
-        for line in ablation.verdicts(rows, stored):
-            lines.append([ablation.figure, ablation.change, *_parts(line)])
+        found += [(ablation, *_parts(line)) for line in ablation.verdicts(rows, stored)]
+    return found
+
+
+def summary(folder: Path = FILE.parent) -> str:
+    """Return the verdicts as a Markdown table: figure, change, claim, verdict and evidence."""
+    lines = [[each.figure, each.change, *parts] for each, *parts in outcomes(folder)]
     return markdown(["figure", "change", "claim", "verdict", "evidence"], lines)
 
 

@@ -21,7 +21,7 @@ sys.path.remove(str(BENCHMARKS))
 def row(method: str, seed: int, density: float, **columns: Any) -> dict[str, Any]:
     fit = {"table": "energy", "seed": seed, "method": method, "N": 691, "cpu_s": 1.0}
     scores = {"log_density": density, "rmse": 0.1, "coverage_90": 0.9}
-    costs = {"predict_s": 0.1, "memory_mb": 300, "size": None}
+    costs = {"predict_s": 0.1, "memory_mb": 300, "size": None, "processor": "A"}
     return {**fit, **scores, **costs, **columns}
 
 
@@ -52,6 +52,15 @@ def test_differences_are_paired_by_split() -> None:
     assert libraries.differences(rows, "log_density") == {("energy", "ngboost"): [-0.5]}
 
 
+def test_paired_adds_the_difference_of_common_splits_to_our_mean() -> None:
+    rows = [row("winnowgp", 20, 1.0), row("winnowgp", 21, 2.0), row("ngboost", 20, 0.5)]
+    value = libraries.paired(rows, "energy", "ngboost", "log_density")
+    assert value == pytest.approx(1.0)
+    assert libraries.paired(rows, "energy", "winnowgp", "log_density") == pytest.approx(1.5)
+    rows.append(row("ngboost", 21, 0.9))
+    assert libraries.paired(rows, "energy", "ngboost", "log_density") == pytest.approx(0.7)
+
+
 def test_comparable_leaves_out_splits_that_we_lack() -> None:
     rows = [row("winnowgp", 20, 1.0), row("ngboost", 20, 0.5), row("ngboost", 21, 9.0)]
     rows.append(row("ngboost", 22, 0.1, table="concrete"))
@@ -68,7 +77,7 @@ def test_losses_name_higher_densities_and_faster_fits() -> None:
 
 
 def test_summary_has_a_line_per_method_and_names_failures() -> None:
-    failed = {"table": "energy", "seed": 20, "method": "ngboost", "N": 691}
+    failed = {"table": "energy", "seed": 20, "method": "ngboost", "N": 691, "processor": "A"}
     rows = [row("catboost", 20, -0.2), row("winnowgp", 20, 0.1), row("winnowgp", 21, 0.3)]
     rows.append({**failed, "error": "more than 5 CPU s"})
     _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
@@ -77,15 +86,34 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     assert "more than 5 CPU s" in ngboost
 
 
-def test_missing_counts_fits_without_rows() -> None:
-    methods = list(libraries.ENVIRONMENTS)
-    done = [
-        {"table": table, "seed": seed, "method": method}
-        for table, seed, method in libraries.cases(list(libraries.TABLES), methods)
-    ]
-    assert libraries.missing(done) == ""
-    lacking = [r for r in done if (r["table"], r["method"]) != ("kin8nm", "ngboost")]
-    assert libraries.missing(lacking) == "kin8nm: ngboost (3)"
+def test_notes_name_gpu_and_other_processor() -> None:
+    ours = {"cpu_s": 1.0, "device": "GPU", "wall_s": 61.2, "processor": "B"}
+    assert libraries.notes([ours], "A") == "fit on one GPU, 61 s; B"
+    assert libraries.notes([row("ngboost", 20, 0.1)], "A") == ""
+
+
+def test_progress_counts_splits_by_method_and_table() -> None:
+    done = [row("ngboost", 20, 0.1), row("ngboost", 21, 0.1)]
+    lines = {line.split(" | ")[0]: line for line in libraries.progress(done).splitlines()}
+    assert "energy" in lines["| method"]
+    assert lines["| ngboost"].startswith("| ngboost | 2 of 5 | not run |")
+    # Exact GPs of tables with more than 8,000 training rows are not planned.
+    assert lines["| sklearn-gpr"].endswith("not run | – | – |")
+
+
+def test_later_rows_replace_earlier_ones_of_the_same_fit() -> None:
+    rows = [row("winnowgp", 20, 1.0), row("ngboost", 20, 0.5), row("winnowgp", 20, 2.0)]
+    assert [r["log_density"] for r in libraries.latest(rows)] == [2.0, 0.5]
+
+
+def test_is_final_repeats_failures_of_lower_limits_and_ours_of_other_sources() -> None:
+    failed = {**row("ngboost", 20, 0.1), "error": "more than 900 CPU s", "limit": 900}
+    assert libraries.is_final(failed, limit=900, again=False)
+    assert not libraries.is_final(failed, limit=3600, again=False)
+    ours = row("winnowgp", 20, 1.0, source="earlier")
+    assert libraries.is_final(ours, limit=3600, again=False)
+    assert not libraries.is_final(ours, limit=3600, again=True)
+    assert libraries.is_final(row("ngboost", 20, 0.1), limit=3600, again=True)
 
 
 def test_cases_leave_out_exact_gps_of_large_tables() -> None:

@@ -68,7 +68,11 @@ def test_verdict_lines_says_not_run_and_how_much_was_run(tmp_path: Path) -> None
     part = result(6, "does not agree: fewer, the released settings (1)")
     first, second = lines(experiment, printed, part)
     assert first[3] == "does not agree (4 of 10 runs)"
-    assert second[3] == "–"
+    assert second[3] == "not run"
+    assert (
+        lines(experiment, printed, result(0, "agrees: more, the released settings (1)"))[0][3]
+        == "–"
+    )
     assert [line[3] for line in lines(Toy(tmp_path / "log"), printed, None)] == ["–", "–"]
 
 

@@ -6,7 +6,7 @@
 the levels of the quantiles) and scores the predictions; this script runs in the environment of the
 method, with one thread. Settings are those that a library's documentation gives for a first fit:
 
-- winnowgp: `SparseGPRegressor()`.
+- winnowgp: `SparseGPRegressor()`; on a GPU, seconds are those of a clock.
 - gpflow-sgpr-M: ARD squared-exponential kernel, k-means centres, L-BFGS until it stops or 1,000
   iterations.
 - gpytorch-svgp-M: scaled ARD RBF kernel, k-means centres, 4,000 Adam steps with 1,024 rows at rate
@@ -66,10 +66,10 @@ class Fit:
     """Returns `mean`, `quantiles` and maybe `log_density` of test rows; None for normal ones."""
 
 
-def winnowgp(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
+def winnowgp(X: Array, y: Array, *, seed: int, size: int | None, device: str = "cpu") -> Fit:
     from winnowgp import SparseGPRegressor
 
-    model = SparseGPRegressor(random_state=seed).fit(X, y)
+    model = SparseGPRegressor(random_state=seed, device=device).fit(X, y)
 
     def distribution(X: Array, y: Array, levels: Array) -> dict[str, Array]:
         return {
@@ -350,12 +350,18 @@ def _version(package: str) -> str:
         return import_module(package).__version__
 
 
-def _megabytes() -> float:
-    """Return the largest memory of this process so far, libraries included."""
+def _device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _megabytes() -> float | None:
+    """Return the largest memory of this process so far, libraries included; None if not known."""
     # Not `resource.getrusage`: its maximum includes the parent's memory at the time of the fork.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return round(int(lines[0].split()[1]) / 1024) if lines else None
 
 
 def main() -> None:
@@ -365,6 +371,7 @@ def main() -> None:
     parser.add_argument("predictions", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=None)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     split = dict(np.load(arguments.split))
     X, y, X_test, y_test = (split[name] for name in ("X", "y", "X_test", "y_test"))
@@ -372,9 +379,10 @@ def main() -> None:
     import_module(module)
     # The source of this process: that of the runner may have changed since it was started.
     ours = import_module("winnowgp.experiments.runs").versions() if package == "winnowgp" else {}
-    start = time.process_time()
-    fit = function(X, y, seed=arguments.seed, size=arguments.size)
-    seconds = time.process_time() - start
+    options = {"device": arguments.device} if ours else {}
+    start, wall = time.process_time(), time.perf_counter()
+    fit = function(X, y, seed=arguments.seed, size=arguments.size, **options)
+    seconds, wall = time.process_time() - start, time.perf_counter() - wall
     many = np.resize(X_test, (PREDICTED, X.shape[1]))
     start = time.process_time()
     fit.predict(many)
@@ -385,9 +393,14 @@ def main() -> None:
         predictions = fit.distribution(X_test, y_test, split["levels"])
     row = {
         "size": fit.size,
-        "cpu_s": round(seconds, 3),
+        "wall_s": round(wall, 3),
+        **(
+            {"device": _device_name()}
+            if options.get("device") == "cuda"
+            else {"cpu_s": round(seconds, 3)}
+        ),
         "predict_s": round(predict_seconds, 4),
-        "memory_mb": round(peak),
+        "memory_mb": peak,
         "version": _version(package),
         **({"source": ours["source"]} if ours else {}),
     }

@@ -11,6 +11,7 @@ from winnowgp.experiments.base import Scope
 from winnowgp.experiments.runner import make_runs
 from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.synthetic import (
+    EVIDENCE_CLAIM,
     PROCESS,
     RANGES,
     Synthetic,
@@ -146,6 +147,19 @@ def test_run_every_kind_gives_one_divergence_per_set(kind: dict) -> None:
     assert min(row["kl"]) > -1e-3
     assert not row.keys() & settings.keys()
     assert row == Synthetic().run(settings, Scope())
+
+
+def test_claims_judge_the_evidence_as_elbo_plus_kl() -> None:
+    shared = {"condition": "noise", "intensity": 0.5, "N": 100, "seed": 0}
+    fixed = {"kind": "fixed", "sizes": [10, 20], "kl": [4.0, 4.0], "elbo": [-90.0, -90.0]}
+    # A larger KL and a larger ELBO: log p(y) is higher by 0.06 nats per observation.
+    fast = {"kind": "fast", "kept": [15], "kl": [6.0], "elbo": [-86.0]}
+    lines = Synthetic().claims([fixed | shared, fast | shared])
+    verdicts = {line.partition(": ")[2].partition(",")[0]: line for line in lines}
+    assert verdicts["KL at most that of the same fixed size"].startswith("does not agree")
+    evidence = verdicts[EVIDENCE_CLAIM]
+    assert evidence.startswith("agrees")
+    assert "mean difference +0.060 to +0.060" in evidence
 
 
 @pytest.mark.slow

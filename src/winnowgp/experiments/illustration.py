@@ -48,7 +48,7 @@ from winnowgp.training.callbacks import notify
 
 CANDIDATES, ALPHA, LEARNING_RATE = 50, 0.2, 0.03
 PRE, PROCESS, POST = 400, 300, 200
-SEEDS = 3
+SEEDS = 5
 # The seed whose rows hold the curves of the figure.
 DRAWN = 0
 # Input that separates the smooth half of the curve from the rough one.
