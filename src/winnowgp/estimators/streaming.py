@@ -184,6 +184,7 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _validate_stream(self) -> Parameters:
         """Return the parameters of `partial_fit`; raise an error for those that only `fit` has."""
         params = self._validate()
+        params.reported = False
         if params.criterion != "elbo":
             raise InputError(
                 f"`partial_fit` needs criterion='elbo'; got {self.criterion!r}: earlier rows "

@@ -61,7 +61,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         if not hasattr(self, "posterior_"):
             # A stream goes on with one posterior: an average over hyper-parameters is not used.
             first = copy(self).set_params(hyper="point")
-            first.fit(X, y, sample_weight, noise_variance=noise_variance)
+            first._fit_targets(first._validate_stream(), X, y, sample_weight, noise_variance)
             first._keep_first(first._stream_rows(X, y, sample_weight, noise_variance)[0])
             vars(self).update(fitted_attributes(first))
             return self

@@ -15,7 +15,7 @@ each batch anew.
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import log, pi
+from math import inf, log, pi
 from typing import final
 
 import torch
@@ -122,13 +122,16 @@ def update(
         pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
-    with threads_for(12.0 * statistics.K**3):
-        frontier = elimination_frontier(statistics)
-    reference = frontier.bounds.max().item()
+    reference, lowest = _total(moments), -inf
     if isinstance(goal, Tolerance):
         goal = _within(goal, online, data, reference)
         tolerance = goal.nats
-        goal = _remaining(goal, given_up, frontier.N)
+        goal = _remaining(goal, given_up, statistics.N)
+        if goal.limit is None:
+            lowest = reference - goal.nats * statistics.N
+    with threads_for(12.0 * statistics.K**3):
+        frontier = elimination_frontier(statistics, lowest=lowest)
+    reference = max(reference, frontier.bounds.max().item())
     M = goal.size(frontier, reference=reference)
     # A fit may have given up all of its tolerance; the memory then has that of the batch.
     share = max(frontier.N - given_up / (_MEMORY * tolerance), data.observations - earlier)
@@ -192,6 +195,7 @@ def optimise_hyperparameters(
     *,
     before: float,
     pool_of: Callable[[OnlineGP], OnlineGP] = lambda online: online,
+    stop: Stop | None = None,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
@@ -204,6 +208,7 @@ def optimise_hyperparameters(
         data: the batch.
         before: number of observations when hyper-parameters were last optimised.
         pool_of: returns a model with the candidates that its hyper-parameters need.
+        stop: stopping rule; that of a stream if None.
     """
     starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
@@ -211,7 +216,7 @@ def optimise_hyperparameters(
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
             starts.append(pool_of(shorter))
     for start in starts:
-        _optimise(start, data, move=False)
+        _optimise(start, data, move=False, stop=stop)
     if len(starts) == 1:
         return pool
     return max(starts, key=lambda start: start.bound(data) + log_prior(start.model).item())
@@ -236,7 +241,9 @@ def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
     return changed
 
 
-def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
+def _optimise(
+    online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None
+) -> None:
     """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
     model = online.model
     model.candidates.requires_grad_(move)
@@ -248,7 +255,7 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
                 model,
                 torch.cat([data.X, online.memory.Z]),
                 objective=online.objective(data),
-                stop=Stop(gain, _WINDOW, _ITERATIONS),
+                stop=stop or Stop(gain, _WINDOW, _ITERATIONS),
             )
         online.moments(data)
     except (TrainingError, NotPositiveDefiniteError):
