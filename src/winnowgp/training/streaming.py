@@ -44,10 +44,12 @@ _GROWTH = 1.5
 FRESH = 512
 """Largest number of rows of a batch that may become inducing points, unless set otherwise."""
 
-# Share of the tolerance that rows which are no candidates may cost; their variance tells.
-_UNSEEN = 0.1
-# Share of the tolerance that the memory may lose, and points of it per point of the model.
-_MEMORY, _MOST_MEMORY = 0.2, 2
+# Share of the tolerance that the memory may lose, and nats per observation that it may at most.
+_MEMORY, _MEMORY_NATS = 0.2, 0.004
+# Share of those that rows which are no candidates may cost; their variance tells.
+_UNSEEN = 0.25
+# Largest number of points of the memory, and per point of the model.
+_ALWAYS, _MOST_MEMORY = 256, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -134,9 +136,10 @@ def update(
     reference = max(reference, frontier.bounds.max().item())
     M = goal.size(frontier, reference=reference)
     # A fit may have given up all of its tolerance; the memory then has that of the batch.
-    share = max(frontier.N - given_up / (_MEMORY * tolerance), data.observations - earlier)
-    K = frontier.smallest(_MEMORY * tolerance * share / frontier.N, reference=reference)
-    K = pool.model.K if fixed else max(M, min(K, _MOST_MEMORY * M))
+    nats = _memory_nats(tolerance)
+    share = max(frontier.N - given_up / nats, data.observations - earlier)
+    K = frontier.smallest(nats * share / frontier.N, reference=reference)
+    K = pool.model.K if fixed else max(M, min(K, max(_MOST_MEMORY * M, _ALWAYS)))
     mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask])
     remembering, part = pool.with_candidates(pool.model.candidates[own]), mask[own]
@@ -184,9 +187,14 @@ def _with_fresh(
     if isinstance(online.model, SparseGP):
         variance = online.model.noise if data.noise is None else online.model.noise + data.noise
         noise = 1 / (1 / variance).mean().item()
-    stop = 2 * noise * _UNSEEN * tolerance * data.observations
+    stop = 2 * noise * _UNSEEN * _memory_nats(tolerance) * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
+
+
+def _memory_nats(tolerance: float) -> float:
+    """Return the nats per observation that the memory may lose in all batches together."""
+    return min(_MEMORY * tolerance, _MEMORY_NATS)
 
 
 def optimise_hyperparameters(
