@@ -15,7 +15,8 @@ default) or at most `--most` of them, at fixed locations. Methods differ in the 
 - `winnowing`: WinnowingAllocator with the targets, and the noise of the step before;
 - `regressor`: SparseGPRegressor with its defaults in place of the model;
 - `capped`: SparseGPRegressor with at most a quarter of the rows;
-- `updated`: SparseGPRegressor that learns the new rows of each step with `partial_fit`.
+- `updated`: SparseGPRegressor with at most as many points, which learns the new rows of each step
+  with `partial_fit`.
 
 All methods have the same start and draws for the same seed. Each run has a file in benchmarks/
 results/bayes_opt and is skipped if the file exists. One thread per run; times are CPU seconds.
@@ -76,6 +77,8 @@ class Surrogate:
         new = slice(-BATCH, None)
         if self.stream is None:
             self.stream, new = SparseGPRegressor(random_state=self.seed), slice(None)
+        # A tolerance may select a constant, with which no input is better than another.
+        self.stream.set_params(max_points=self._most(X))
         self.stream.partial_fit(X[new].numpy(), Y[new].numpy())
         self.points.append(self.stream.n_inducing_)
         return SparseGPModel.of(self.stream)
