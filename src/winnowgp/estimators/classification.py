@@ -120,7 +120,12 @@ class ClassTargets(ClassifierMixin, BaseGP):
         return self._fit_labels(self._validate(), None, X, y, sample_weight)
 
     def _fit_labels(
-        self, params: validation.Parameters, labels: ClassLabels | None, X: Any, y: Any, sample_weight: Any
+        self,
+        params: validation.Parameters,
+        labels: ClassLabels | None,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
     ) -> Self:
         """Fit rows whose labels are given, or those that occur, with validated parameters."""
         with columns_kept_after_errors(self):

@@ -249,9 +249,7 @@ def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
     return changed
 
 
-def _optimise(
-    online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None
-) -> None:
+def _optimise(online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None) -> None:
     """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
     model = online.model
     model.candidates.requires_grad_(move)
