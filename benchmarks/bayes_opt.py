@@ -77,7 +77,7 @@ class Surrogate:
         """Return a model that has learnt the latest outcomes, in their own units, as well."""
         new = slice(-BATCH, None)
         if self.stream is None:
-            # BoTorch's kernel, with its prior: few outcomes without noise look like noise otherwise.
+            # BoTorch's kernel, with its prior: without it, few outcomes look like noise.
             kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=D, use_rbf_kernel=True)
             self.stream = SparseGPRegressor(kernel.double(), random_state=self.seed)
             new = slice(None)

@@ -5,7 +5,8 @@ The bound of a batch and of a memory whose points are among the candidates is th
 C_m = (LᵀSA)(LᵀSA)ᵀ, d_m = LᵀSA y for the memory, C_b = V W Vᵀ, d_b = V W Y for the batch,
 B = I + (C_m + C_b)/σ² and β = B⁻¹ (d_m + d_b)/σ²,
 
-    F = −NP/2 log 2πσ² − P/2 log|B| − (Σ w‖Y‖² + ‖y‖² + residual − ⟨d, β⟩)/(2σ²) − P/(2σ²) Σ w_i t_i.
+    F = −NP/2 log 2πσ² − P/2 log|B| − (s − ⟨d, β⟩ + P Σ w_i t_i)/(2σ²),
+    s = Σ w‖Y‖² + ‖y‖² + residual,   d = d_m + d_b,   t_i = k_ii − ‖v_i‖².
 
 The memory depends on K_uu through Lᵀ, and the batch through L⁻¹. F does not depend on the root L of
 K_uu that is taken, so that dL = ½ dK L⁻ᵀ in both:
