@@ -8,8 +8,8 @@ nats of batch and memory that are lost without it.
 
 The memory has points of its own, which include those of the model: what it loses is lost for all
 later batches and hyper-parameters, and what the model leaves out is not. So the points of the
-memory may lose a fifth of a tolerance in all batches together, and those of the model the rest, in
-each batch anew.
+memory may lose a fifth of a tolerance in all batches together, and little if the tolerance is
+large; those of the model may lose the rest, in each batch anew.
 """
 
 from collections.abc import Callable
