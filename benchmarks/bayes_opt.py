@@ -15,7 +15,8 @@ default) or at most `--most` of them, at fixed locations. Methods differ in the 
 - `winnowing`: WinnowingAllocator with the targets, and the noise of the step before;
 - `regressor`: SparseGPRegressor with its defaults in place of the model;
 - `capped`: SparseGPRegressor with at most a quarter of the rows;
-- `updated`: SparseGPRegressor that learns the new rows of each step with `partial_fit`.
+- `updated`: SparseGPRegressor with BoTorch's kernel and at most as many points, which learns the
+  new rows of each step with `partial_fit`.
 
 All methods have the same start and draws for the same seed. Each run has a file in benchmarks/
 results/bayes_opt and is skipped if the file exists. One thread per run; times are CPU seconds.
@@ -37,6 +38,7 @@ from botorch.acquisition.logei import qLogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskVariationalGP
 from botorch.models.model import Model
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.models.utils.inducing_point_allocators import (
     GreedyVarianceReduction,
     InducingPointAllocator,
@@ -75,7 +77,12 @@ class Surrogate:
         """Return a model that has learnt the latest outcomes, in their own units, as well."""
         new = slice(-BATCH, None)
         if self.stream is None:
-            self.stream, new = SparseGPRegressor(random_state=self.seed), slice(None)
+            # BoTorch's kernel, with its prior: without it, few outcomes look like noise.
+            kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=D, use_rbf_kernel=True)
+            self.stream = SparseGPRegressor(kernel.double(), random_state=self.seed)
+            new = slice(None)
+        # A tolerance may select a constant, with which no input is better than another.
+        self.stream.set_params(max_points=self._most(X))
         self.stream.partial_fit(X[new].numpy(), Y[new].numpy())
         self.points.append(self.stream.n_inducing_)
         return SparseGPModel.of(self.stream)

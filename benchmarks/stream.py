@@ -22,7 +22,7 @@ import multiprocessing
 import resource
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 
 from measure import RESULTS, Row, mean, table
 from stream_methods import ConditionalVariance, Oips, Selector, Vips
@@ -40,8 +40,9 @@ from winnowgp.data import Dataset
 from winnowgp.errors import FitWarning
 from winnowgp.experiments.runs import Runs
 
-SELECTORS: dict[str, type[Selector]] = {
+SELECTORS: dict[str, Callable[[Kernel], Selector]] = {
     "VIPS": Vips,
+    "VIPS, early stopping": lambda kernel: Vips(kernel, converge=False),
     "OIPS": Oips,
     "conditional variance": ConditionalVariance,
 }
@@ -73,7 +74,7 @@ class Task:
     def path(self) -> Path:
         """File of the results."""
         names = filter(None, (self.part, self.table, self.method))
-        name = "-".join(names).replace(" ", "_")
+        name = "-".join(names).replace(",", "").replace(" ", "_")
         return FOLDER / f"{name}-{self.tolerance:g}-{self.seed}.jsonl"
 
     @property

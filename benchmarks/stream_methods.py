@@ -1,8 +1,10 @@
 """Other ways to select the inducing points of a stream, under the bound and kernel of ours.
 
 `Vips` (Pescador-Barrios, Filippi and van der Wilk 2025), `Oips` (Galy-Fajou and Opper 2021) and
-`ConditionalVariance` (Burt et al. 2020) add rows of a batch by their own rules and remove none. All
-of them learn hyper-parameters by the same L-BFGS after each selection.
+`ConditionalVariance` (Burt et al. 2020) add rows of a batch by their own rules and remove none.
+After each selection they learn hyper-parameters by L-BFGS: until it converges, as in the code of
+Pescador-Barrios et al. (SciPy's defaults), or with the starts and the early stopping of
+`partial_fit`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +23,11 @@ from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.greedy import pivoted_cholesky
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.online import OnlineGP
+from winnowgp.training.lbfgs import Stop
 from winnowgp.training.streaming import optimise_hyperparameters
+
+CONVERGED = Stop(2e-6, 1, 15_000)
+"""An iteration gains less than a share of 2e-9, SciPy's default, of about a thousand nats."""
 
 
 @dataclass
@@ -29,6 +35,8 @@ class Selector(ABC):
     """A stream whose inducing points are only added to."""
 
     kernel: Kernel
+    converge: bool = True
+    """Whether L-BFGS converges from the parameters of the batch before."""
     online: OnlineGP | None = field(init=False, default=None)
     posterior: Posterior | None = field(init=False, default=None)
 
@@ -42,16 +50,19 @@ class Selector(ABC):
             # Hyper-parameters of the exact evidence of the first batch.
             model = SparseGP(self.kernel, data.X, noise=0.1)
             model.candidates.requires_grad_(False)
-            start = optimise_hyperparameters(OnlineGP.start(model), data, before=0)
+            start = self._optimised(OnlineGP.start(model), data)
             online = start.with_candidates(data.X[:0])
         else:
             online = self.online
         points = torch.cat([online.model.candidates.detach(), self.rows(online, data)])
-        online = optimise_hyperparameters(
-            online.with_candidates(points), data, before=online.memory.observations
-        )
+        online = self._optimised(online.with_candidates(points), data)
         L, moments = online.moments(data)
         self.online, self.posterior = online.remembering(L, moments), online.posterior(L, moments)
+
+    def _optimised(self, online: OnlineGP, data: Dataset) -> OnlineGP:
+        if self.converge:
+            return optimise_hyperparameters(online, data, before=0, stop=CONVERGED)
+        return optimise_hyperparameters(online, data, before=online.memory.observations)
 
 
 def prefix_bounds(moments: Moments) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood, StudentTLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
@@ -287,6 +287,37 @@ def test_objective_gradient_equals_differences(name: str, moving: bool) -> None:
             parameter += 1e-4 * direction
         slope = (sides[0] - sides[1]) / 2e-4
         assert gradient.sum().item() == pytest.approx(slope, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("P", "kernel", "seen"),
+    [(1, RBFKernel, 15), (3, RBFKernel, 15), (1, RQKernel, 15), (2, RBFKernel, 0)],
+)
+def test_closed_gradient_equals_autograd_of_the_moments(
+    P: int, kernel: type[Kernel], seen: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    X = 6 * torch.rand(30, 2, generator=generator, dtype=torch.float64)
+    Y = torch.randn(30, P, generator=generator, dtype=torch.float64)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64)
+    online = OnlineGP.start(SparseGP(ScaleKernel(kernel()), X[:8], noise=0.2), outputs=P)
+    if seen:
+        online = online.after(Dataset(X[:seen], Y[:seen]))
+    # Points of the memory are between others, in another order, and under other lengthscales.
+    Z = torch.cat([X[20:23], online.memory.Z.flip(0), X[24:26]])
+    online = online.with_candidates(Z)
+    online.model.candidates.requires_grad_(False)
+    online.model.kernel.initialize(**{"base_kernel.lengthscale": 0.9})
+    batch = Dataset(X[seen:], Y[seen:], weights[seen:])
+    closed = online.objective(batch)()
+    moments = online._gaussian(batch, online._jittered())
+    dense = torch.stack([moment_bound(m) for m in moments]).sum()
+    assert type(closed.grad_fn).__name__ == "WithGradientBackward"
+    torch.testing.assert_close(closed, dense, rtol=1e-10, atol=0)
+    parameters = [p for p in online.model.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(dense, parameters)
+    for own, other in zip(torch.autograd.grad(closed, parameters), expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-9)
 
 
 def test_held_points_after_many_batches_lose_nothing() -> None:

@@ -108,6 +108,20 @@ def test_backward_elimination_stops_at_smallest(smallest: int) -> None:
     torch.testing.assert_close(path.bounds, whole.bounds[:count], rtol=1e-9, atol=1e-6)
 
 
+def test_backward_elimination_is_greedy_down_to_the_lowest_bound() -> None:
+    s = problem(7, K=60, N=150).statistics
+    whole = backward_elimination(s)
+    lowest = whole.bounds[20].item()
+    path = backward_elimination(s, lowest=lowest, contenders=8)
+    exact = backward_elimination(s, contenders=8)
+    near = int((exact.bounds >= lowest).sum())
+    assert torch.equal(path.masks[:near], exact.masks[:near])
+    assert path.masks.sum(dim=1).tolist() == list(range(60, -1, -1))
+    torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-9, atol=1e-6)
+    # Below it half of the points leave at once.
+    assert not torch.equal(path.masks, exact.masks)
+
+
 @cases
 def test_swap_and_oscillating_search_never_lower_the_bound(
     case: dict[str, Any],

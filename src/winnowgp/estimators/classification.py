@@ -117,11 +117,17 @@ class ClassTargets(ClassifierMixin, BaseGP):
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
                 0 is left out.
         """
-        return self._fit_labels(None, X, y, sample_weight)
+        return self._fit_labels(self._validate(), None, X, y, sample_weight)
 
-    def _fit_labels(self, labels: ClassLabels | None, X: Any, y: Any, sample_weight: Any) -> Self:
-        """Fit rows whose labels are given, or those that occur."""
-        params = self._validate()
+    def _fit_labels(
+        self,
+        params: validation.Parameters,
+        labels: ClassLabels | None,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+    ) -> Self:
+        """Fit rows whose labels are given, or those that occur, with validated parameters."""
         with columns_kept_after_errors(self):
             if isinstance(X, Source):
                 set_source_columns(self, X, y, sample_weight)
@@ -322,7 +328,7 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
         params = self._validate_stream()
         if not hasattr(self, "posterior_"):
             labels = None if classes is None else ClassLabels.of(np.asarray(classes))[0]
-            first = copy(self)._fit_labels(labels, X, y, sample_weight)
+            first = copy(self)._fit_labels(params, labels, X, y, sample_weight)
             first._keep_first(first._stream_rows(X, y, sample_weight)[0])
             vars(self).update(vars(first))
             return self

@@ -93,7 +93,12 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 `SparseGPRegressor` with a Gaussian likelihood; a source has its own
                 (`Dataset.noise`).
         """
-        params = self._validate()
+        return self._fit_targets(self._validate(), X, y, sample_weight, noise_variance)
+
+    def _fit_targets(
+        self, params: validation.Parameters, X: Any, y: Any, sample_weight: Any, noise_variance: Any
+    ) -> Self:
+        """Fit rows with validated parameters."""
         with columns_kept_after_errors(self):
             if isinstance(X, Source):
                 self._refuse_logarithm_of_source()

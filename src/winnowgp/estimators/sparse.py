@@ -368,6 +368,7 @@ class SparseEstimator(BaseGP, ABC):
                 max_seconds=params.max_fit_seconds,
                 criterion=params.criterion,
                 warm_start=params.earlier is not None,
+                reported=params.reported,
             )
         pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(len(model.candidates), params.alpha)

@@ -63,7 +63,7 @@ BATCH_ROWS = 4096
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
 # Share of the observations that must be new to optimise the hyper-parameters again.
-_NEW = 0.1
+_NEW = 0.2
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
 
@@ -184,6 +184,7 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _validate_stream(self) -> Parameters:
         """Return the parameters of `partial_fit`; raise an error for those that only `fit` has."""
         params = self._validate()
+        params.reported = False
         if params.criterion != "elbo":
             raise InputError(
                 f"`partial_fit` needs criterion='elbo'; got {self.criterion!r}: earlier rows "

@@ -40,11 +40,12 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
     ) -> Self:
         """Learn from one more batch of rows; those of earlier batches need not be passed again.
 
-        The first call is `fit` at the most probable hyper-parameters, which fixes the kernel and
-        the scaling of inputs and targets; the estimator may also have been fitted or loaded. Later
-        calls update the hyper-parameters, add rows of the batch to the inducing points, and drop
-        those that are no longer needed, so that all selections together give up at most `tolerance`
-        nats per observation. After an error the estimator is as it was.
+        The first call is `fit` at the most probable hyper-parameters, without the models and
+        densities that are only reported; it fixes the kernel and the scaling of inputs and targets.
+        The estimator may also have been fitted or loaded. Later calls update the hyper-parameters,
+        add rows of the batch to the inducing points, and drop those that are no longer needed, so
+        that all selections together give up at most `tolerance` nats per observation. After an
+        error the estimator is as it was.
 
         Args:
             X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which is
@@ -61,7 +62,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         if not hasattr(self, "posterior_"):
             # A stream goes on with one posterior: an average over hyper-parameters is not used.
             first = copy(self).set_params(hyper="point")
-            first.fit(X, y, sample_weight, noise_variance=noise_variance)
+            first._fit_targets(first._validate_stream(), X, y, sample_weight, noise_variance)
             first._keep_first(first._stream_rows(X, y, sample_weight, noise_variance)[0])
             vars(self).update(fitted_attributes(first))
             return self

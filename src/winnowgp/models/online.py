@@ -11,6 +11,7 @@ from math import log, pi
 from typing import final
 
 import torch
+from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -28,13 +29,16 @@ from winnowgp.bounds.streaming import (
     remember,
     row_moments,
 )
+from winnowgp.bounds.streaming_gradient import streaming_gradient
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 from winnowgp.models.base import copy_with
 from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.exact_gp import WithGradient, unpacked
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.site_inference import SiteInference, infer_sites
@@ -271,9 +275,45 @@ class OnlineGP:
         Z = self.model.candidates.detach()
         match = matches(Z[:0] if self.model.candidates.requires_grad else Z, self.memory.Z)
         if isinstance(self.model, SparseGP):
+            if self._is_plain(data, match):
+                return self._plain(data, match)
             return lambda: _total(self._gaussian(data, self._jittered(), match=match))
         sites: list[Sites | None] = [None]
         return lambda: self._profiled(data, sites, match=match)
+
+    def _is_plain(self, data: Dataset, match: Matches) -> bool:
+        """Return whether the gradient is known in closed form, with locations held."""
+        model, memory = self.model, self.memory
+        shared = memory.P == 1 or not (memory.separate or memory.residual.dim())
+        return (
+            type(model.mean) is ZeroMean
+            and shared
+            and memory.fixed is None
+            and memory.counts is None
+            and not data.has_noise
+            and model.K > 0
+            and not model.candidates.requires_grad
+            and bool((match >= 0).all())
+        )
+
+    def _plain(self, data: Dataset, match: Matches) -> Callable[[], Scalar]:
+        """Return the bound with its gradient in closed form, several times as fast as autograd."""
+        model, blocks = self.model, RowBlocks.of(data, points=self.model.K)
+        memory = replace(self.memory, residual=self.memory.residual.sum())
+
+        def value() -> Scalar:
+            kernel, inputs = chunked_kernel(model.kernel, model.candidates, blocks)
+            noise = target_noise(model.likelihood).reshape(())
+
+            def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+                fixed = noise.detach()
+                return unpacked(
+                    streaming_gradient(kernel, blocks, memory, match=match, noise=fixed)
+                )
+
+            return WithGradient.apply(evaluate, noise, *inputs)
+
+        return value
 
     def _jittered(self) -> Float[Tensor, "K K"]:
         Z = self.model.candidates

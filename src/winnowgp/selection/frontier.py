@@ -176,12 +176,15 @@ class SizeFrontier:
         return replace(self, elbos=elbos, log_densities=densities)
 
 
-def elimination_frontier(statistics: SearchObjective) -> Frontier:
+def elimination_frontier(statistics: SearchObjective, *, lowest: float = -math.inf) -> Frontier:
     """Return the frontier of one backward elimination, the fastest to compute; O(K³).
 
     Its subsets are nested.
+
+    Args:
+        lowest: bound in nats below which subsets need not be good ones, which is faster.
     """
-    path = backward_elimination(statistics)
+    path = backward_elimination(statistics, lowest=lowest)
     return Frontier(bounds=path.bounds.flip(0), masks=path.masks.flip(0), N=statistics.N)
 
 

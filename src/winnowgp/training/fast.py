@@ -81,6 +81,9 @@ class FastSchedule(Schedule):
     fit, to begin from: the search for starts and the comparison of kernels are left out."""
     max_seconds: float | None = None
     """Wall-clock limit in seconds, in place of the default budget of operations."""
+    reported: bool = True
+    """Whether models with fewer points and held-out densities are computed for the report, of a
+    `SparseGP` or `VariationalGP`."""
     deep: DeepTraining = _DEEP_TRAINING
     """Training settings of a deep GP."""
 
@@ -163,6 +166,8 @@ class FastSchedule(Schedule):
             criterion=self.criterion,
             max_seconds=self.max_seconds,
             warm_start=self.warm_start,
+            kept_sizes=3 if self.reported else 0,
+            reported=self.reported,
         )
         if isinstance(model, HeteroscedasticGP):
             return fit_heteroscedastic(model, data, training=training, context=context)

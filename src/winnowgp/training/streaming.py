@@ -8,14 +8,14 @@ nats of batch and memory that are lost without it.
 
 The memory has points of its own, which include those of the model: what it loses is lost for all
 later batches and hyper-parameters, and what the model leaves out is not. So the points of the
-memory may lose a fifth of a tolerance in all batches together, and those of the model the rest, in
-each batch anew.
+memory may lose a fifth of a tolerance in all batches together, and little if the tolerance is
+large; those of the model may lose the rest, in each batch anew.
 """
 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from math import log, pi
+from math import inf, log, pi
 from typing import final
 
 import torch
@@ -44,10 +44,12 @@ _GROWTH = 1.5
 FRESH = 512
 """Largest number of rows of a batch that may become inducing points, unless set otherwise."""
 
-# Share of the tolerance that rows which are no candidates may cost; their variance tells.
-_UNSEEN = 0.1
-# Share of the tolerance that the memory may lose, and points of it per point of the model.
-_MEMORY, _MOST_MEMORY = 0.2, 2
+# Share of the tolerance that the memory may lose, and nats per observation that it may at most.
+_MEMORY, _MEMORY_NATS = 0.2, 0.004
+# Share of those that rows which are no candidates may cost; their variance tells.
+_UNSEEN = 0.25
+# Largest number of points of the memory, and per point of the model.
+_ALWAYS, _MOST_MEMORY = 256, 2
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW, _ITERATIONS = 1e-3, 0.05, 3, 30
 
@@ -122,18 +124,22 @@ def update(
         pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
     L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
-    with threads_for(12.0 * statistics.K**3):
-        frontier = elimination_frontier(statistics)
-    reference = frontier.bounds.max().item()
+    reference, lowest = _total(moments), -inf
     if isinstance(goal, Tolerance):
         goal = _within(goal, online, data, reference)
         tolerance = goal.nats
-        goal = _remaining(goal, given_up, frontier.N)
+        goal = _remaining(goal, given_up, statistics.N)
+        if goal.limit is None:
+            lowest = reference - goal.nats * statistics.N
+    with threads_for(12.0 * statistics.K**3):
+        frontier = elimination_frontier(statistics, lowest=lowest)
+    reference = max(reference, frontier.bounds.max().item())
     M = goal.size(frontier, reference=reference)
     # A fit may have given up all of its tolerance; the memory then has that of the batch.
-    share = max(frontier.N - given_up / (_MEMORY * tolerance), data.observations - earlier)
-    K = frontier.smallest(_MEMORY * tolerance * share / frontier.N, reference=reference)
-    K = pool.model.K if fixed else max(M, min(K, _MOST_MEMORY * M))
+    nats = _memory_nats(tolerance)
+    share = max(frontier.N - given_up / nats, data.observations - earlier)
+    K = frontier.smallest(nats * share / frontier.N, reference=reference)
+    K = pool.model.K if fixed else max(M, min(K, max(_MOST_MEMORY * M, _ALWAYS)))
     mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask])
     remembering, part = pool.with_candidates(pool.model.candidates[own]), mask[own]
@@ -181,9 +187,14 @@ def _with_fresh(
     if isinstance(online.model, SparseGP):
         variance = online.model.noise if data.noise is None else online.model.noise + data.noise
         noise = 1 / (1 / variance).mean().item()
-    stop = 2 * noise * _UNSEEN * tolerance * data.observations
+    stop = 2 * noise * _UNSEEN * _memory_nats(tolerance) * data.observations
     rows = X[pivoted_cholesky(kernel, X, count, given=old, stop=stop).indices]
     return torch.cat([old, rows[matches(old, rows) < 0]])
+
+
+def _memory_nats(tolerance: float) -> float:
+    """Return the nats per observation that the memory may lose in all batches together."""
+    return min(_MEMORY * tolerance, _MEMORY_NATS)
 
 
 def optimise_hyperparameters(
@@ -192,6 +203,7 @@ def optimise_hyperparameters(
     *,
     before: float,
     pool_of: Callable[[OnlineGP], OnlineGP] = lambda online: online,
+    stop: Stop | None = None,
 ) -> OnlineGP:
     """Return the model with optimised hyper-parameters; now and then the better of two starts.
 
@@ -204,6 +216,7 @@ def optimise_hyperparameters(
         data: the batch.
         before: number of observations when hyper-parameters were last optimised.
         pool_of: returns a model with the candidates that its hyper-parameters need.
+        stop: stopping rule; that of a stream if None.
     """
     starts, after = [pool], pool.memory.observations + data.observations
     if before and int(log(after, _GROWTH)) > int(log(before, _GROWTH)):
@@ -211,7 +224,7 @@ def optimise_hyperparameters(
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
             starts.append(pool_of(shorter))
     for start in starts:
-        _optimise(start, data, move=False)
+        _optimise(start, data, move=False, stop=stop)
     if len(starts) == 1:
         return pool
     return max(starts, key=lambda start: start.bound(data) + log_prior(start.model).item())
@@ -236,7 +249,7 @@ def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
     return changed
 
 
-def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
+def _optimise(online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None) -> None:
     """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
     model = online.model
     model.candidates.requires_grad_(move)
@@ -248,7 +261,7 @@ def _optimise(online: OnlineGP, data: Dataset, *, move: bool) -> None:
                 model,
                 torch.cat([data.X, online.memory.Z]),
                 objective=online.objective(data),
-                stop=Stop(gain, _WINDOW, _ITERATIONS),
+                stop=stop or Stop(gain, _WINDOW, _ITERATIONS),
             )
         online.moments(data)
     except (TrainingError, NotPositiveDefiniteError):
