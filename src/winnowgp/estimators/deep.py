@@ -53,6 +53,10 @@ _PHASES = {
 _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 # Those of the fast schedule on a GPU, whose steps take a tenth of the time.
 _GPU_STEPS = (100, 3000, 3000)
+# Number of times that its steps with all candidates are repeated there, as long as that pays.
+_GPU_REPEATS = 2
+# Largest number of steps after which starts are compared.
+_START_STEPS = 200
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
@@ -123,7 +127,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), on a GPU (100, 3000,
-            3000), and (200, 1000, 500, 1500) for the paper's schedule.
+            3000), where a `tolerance` repeats the second phase up to twice as long as that gains
+            more than it, and (200, 1000, 500, 1500) for the paper's schedule.
         batch_size: rows per step; all rows if None. "auto" is 1,024 on a CPU and 8,192 on a GPU,
             which takes about as long for them.
         samples: number of samples propagated per row in each step.
@@ -214,8 +219,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
             )
         if params.batch_size == "auto":
             params.batch_size = _BATCHES[params.device.type]
+        on_gpu = params.device.type == "cuda" and params.schedule == "fast"
+        params.repeats = _GPU_REPEATS if on_gpu and params.epochs is None else 0
         if params.epochs is None:
-            on_gpu = params.device.type == "cuda" and params.schedule == "fast"
             params.epochs = _GPU_STEPS if on_gpu else _STEPS[params.schedule]
         params.epochs = validation.step_counts(
             "epochs", params.epochs, phases=_PHASES[params.schedule]
@@ -271,9 +277,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
             models.append(shallow)
         if len(models) == 1:
             return models[0]
-        return select_start(
-            models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
-        )
+        steps = min(params.epochs[1] // 5, _START_STEPS)
+        return select_start(models, data, steps=steps, samples=params.samples, **shared)
 
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
@@ -297,6 +302,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             layerwise=layerwise,
             pre=pre,
             post=post,
+            most_repeats=params.repeats,
             predict_samples=params.predict_samples,
             max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
             smaller_models=params.smaller_models,

@@ -35,6 +35,8 @@ _SHORTENED = 5
 _EVIDENCE_ROWS = 1000
 # Rollback threshold of Adam, in nats per observation below the running average.
 _ROLLBACK = 1.0
+# Largest number of steps, and largest share of a phase, over which the learning rates increase.
+_WARM_UP, _WARM_UP_SHARE = 30, 0.1
 # Fewest steps of a phase that is recorded as a CUDA graph.
 _FEWEST_RECORDED = 30
 
@@ -81,12 +83,14 @@ class LayerTraining:
         parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded]
         adam = Adam(
             steps,
+            warm_up=min(_WARM_UP, int(_WARM_UP_SHARE * steps)),
             cooling=self.cooling,
             max_norm_ratio=self.max_norm_ratio,
             rollback_threshold=_ROLLBACK,
         )
         latest: list[_NaturalPass] = []
         recorded = self._recorded(model, batches, parameters, rates, steps)
+        untrained = not bool(model.layers[-1].q_mean.any())
 
         def objective() -> Scalar | Gradient:
             rows = batches.next()
@@ -109,7 +113,7 @@ class LayerTraining:
                 # Noise of minibatches and samples is averaged over 1 / rate steps.
                 cooled = rate * adam.rate_factor(step - 1)
                 last = number == len(model.layers) - 1
-                natural_rate = max(cooled, 1 / step) if last else cooled
+                natural_rate = max(cooled, 1 / step) if last and untrained else cooled
                 if recorded is not None and not latest:
                     recorded.step(natural_rate)
                 else:
