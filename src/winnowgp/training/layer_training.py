@@ -110,7 +110,9 @@ class LayerTraining:
 
         def on_step(step: int, value: float) -> None:
             for number, rate in rates.items():
-                # Noise of minibatches and samples is averaged over 1 / rate steps.
+                # Noise of minibatches and samples is averaged over 1 / rate steps. Longer first
+                # steps are for a q(u) that has not been learnt: they would replace another one by
+                # the optimum for a single sample.
                 cooled = rate * adam.rate_factor(step - 1)
                 last = number == len(model.layers) - 1
                 natural_rate = max(cooled, 1 / step) if last and untrained else cooled
