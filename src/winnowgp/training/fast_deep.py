@@ -335,7 +335,7 @@ class _DeepSteps:
             )
         ]
         masks = [layer.part_way(share) for layer in layers]
-        pruned = _pruned(model, data, sites, masks, generator)
+        pruned = pruned_model(model, data, sites, masks, generator)
         selected = tuple(mask.double() for mask in masks)
         self.context.notify_once(Progress.of(pruned, "selection", 1, 1, reference, selected))
         gap = reference - seeded_elbo(pruned, data, generator, seed=seed)
@@ -419,7 +419,7 @@ def _nonempty(frontier: Frontier, alpha: float) -> Mask:
     return best if bool(best.any()) else frontier.masks[min(1, len(frontier.masks) - 1)]
 
 
-def _pruned(
+def pruned_model(
     model: DeepGP,
     data: Dataset,
     sites: Sequence[LayerSites],
