@@ -55,8 +55,6 @@ _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 _GPU_STEPS = (100, 3000, 3000)
 # Number of times that its steps with all candidates are repeated there, as long as that pays.
 _GPU_REPEATS = 2
-# Largest number of steps after which starts are compared.
-_START_STEPS = 200
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
@@ -277,8 +275,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
             models.append(shallow)
         if len(models) == 1:
             return models[0]
-        steps = min(params.epochs[1] // 5, _START_STEPS)
-        return select_start(models, data, steps=steps, samples=params.samples, **shared)
+        return select_start(
+            models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
+        )
 
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
