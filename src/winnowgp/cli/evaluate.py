@@ -10,8 +10,8 @@ import typer
 from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
 
 if TYPE_CHECKING:
-    from winnowgp.estimators import TabularModel
-    from winnowgp.estimators.evaluation import CrossValidation, PairedDifference
+    from winnowgp.tabular import TabularModel
+    from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
 
 Labelled = Annotated[
     Path,
@@ -33,7 +33,7 @@ def evaluate(
     from winnowgp.cli.options import load_table_model
     from winnowgp.cli.summary import held_out_json, print_quality
     from winnowgp.data import read_table
-    from winnowgp.estimators.evaluation import evaluate_model
+    from winnowgp.tabular.evaluation import evaluate_model
 
     fitted = load_table_model(model)
     quality = evaluate_model(fitted, read_table(data, encoding=encoding))
@@ -72,7 +72,7 @@ def compare(
     """
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
-    from winnowgp.estimators.evaluation import compare_models
+    from winnowgp.tabular.evaluation import compare_models
 
     a, b = load_table_model(first), load_table_model(second)
     measures = compare_models(a, b, read_table(data, encoding=encoding))

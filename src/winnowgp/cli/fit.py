@@ -26,8 +26,8 @@ from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
-    from winnowgp.estimators import MultiOutputTable, TabularModel
-    from winnowgp.estimators.evaluation import CrossValidation
+    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
 
@@ -107,7 +107,7 @@ def fit(
             "strings; rows without a target are dropped."
         ),
     ] = "error",
-    max_words: Annotated[
+    max_categories: Annotated[
         int, typer.Option(min=1, help="Largest number of categories of a string column.")
     ] = 30,
     tolerance: Annotated[
@@ -272,7 +272,7 @@ def fit(
 
     from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.estimators import cross_validate_table, fit_outputs_table, fit_table
+    from winnowgp.tabular import cross_validate_table, fit_outputs_table, fit_table
 
     if not quiet and not json:
         # The summary that is printed has these notes.
@@ -296,7 +296,7 @@ def fit(
             "decimal": decimal,
             "dates": dates,
             "missing": missing,
-            "max_words": max_words,
+            "max_categories": max_categories,
             "kernel": "rbf" if kernel == "auto" else kernel,
             "priors": None if priors == "none" else priors,
             "alpha": alpha_value,
@@ -325,7 +325,7 @@ def fit(
         "decimal": decimal,
         "dates": dates,
         "missing": missing,
-        "max_words": max_words,
+        "max_categories": max_categories,
         "kernel": kernel,
         "layers": _layers(layers),
         "priors": None if priors == "none" else priors,
