@@ -9,8 +9,9 @@
 compared with as many inducing points in every layer that start at random rows or k-means centres.
 Kin8nm also has the pairs of sizes of `winnow reproduce kin8nm-deep`, from random rows. All models
 get as many updates: 3,000, and those of the smaller models before a smaller one. `time` measures
-the prediction of a row for all sizes: median and quartiles of 25 calls. Settings were chosen on
-split seed 0. Rows that exist already are not run again. Results are in benchmarks/results/deep.
+the CPU time of the prediction of a row for all sizes: median and quartiles of 25 calls. Settings
+were chosen on split seed 0. Rows that exist already are not run again. Results are in
+benchmarks/results/deep.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,9 @@ from right_number_problems import split_table
 from winnowgp import DeepGPRegressor
 from winnowgp.data import Dataset
 from winnowgp.experiments.deep import STARTS
-from winnowgp.experiments.kin8nm_deep import GRID
+from winnowgp.experiments.kin8nm_deep import GRID, deep_predict_us
 from winnowgp.experiments.runs import Runs
-from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.layer_training import LayerTraining
@@ -158,21 +157,19 @@ def _rows() -> dict[tuple[Any, ...], Row]:
 
 
 def time_all() -> None:
-    """Measure the prediction time of all sizes that have none."""
-    done = {tuple(row["sizes"]) for row in TIMES}
-    X = torch.randn(200, 8, dtype=torch.float64)
-    sizes = sorted({*GRID, *(tuple(row["sizes"]) for row in MODELS)} - done)
-    model = initial_model(X, {**DEFAULTS, "sizes": (10, 10)}, torch.Generator().manual_seed(0))
-    with single_thread():
-        # Sizes take turns, so that a busy moment does not fall on one of them.
-        us = {each: list[float]() for each in sizes}
-        for _ in range(CALLS):
-            for each in sizes:
-                us[each].append(deep_predict_us(model, each, samples=SAMPLES))
+    """Measure the prediction time of all sizes, one after the other and in turns."""
+    sizes = sorted({*GRID, *(tuple(row["sizes"]) for row in MODELS)})
+    us = {each: list[float]() for each in sizes}
+    # Sizes take turns, so that a busy moment does not fall on one of them.
+    for _ in range(CALLS):
+        for each in sizes:
+            options = {"skip_connections": False, "samples": SAMPLES, "best_of": 1}
+            us[each].append(deep_predict_us(each, **options))
+    times = Runs(TIMES.path, replace=True)
     for each, numbers in us.items():
         ordered = sorted(numbers)
         quartiles = [ordered[CALLS // 4], ordered[CALLS // 2], ordered[-1 - CALLS // 4]]
-        TIMES.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
+        times.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
 
 
 def summary() -> str:

@@ -25,7 +25,13 @@ from winnowgp.estimators.base import (
 )
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
-from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.deep_shallow import (
+    IDENTITY_SAMPLES,
+    has_shallow_alternative,
+    is_identity,
+    with_shallow_alternative,
+)
+from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction
 from winnowgp.models.deep_costs import deep_predict_us
@@ -105,7 +111,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             by default the number of inputs.
         kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
             column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
-            a tuple for one kernel per layer.
+            a tuple for one kernel per layer. "auto" is "rbf".
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
             "auto" for the better of the two after a short training. With Gaussian noise, the fast
@@ -159,7 +165,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
 
     layers: int | str = field(default=2, kw_only=False)
     width: int | tuple[int, ...] | None = None
-    kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
+    kernel: str | Kernel | tuple[str | Kernel, ...] = AUTO
     hidden_mean: str = "auto"
     skip_connections: bool = False
     alpha: str | float | tuple[float, ...] = "auto"
@@ -203,7 +209,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
             params.width = tuple(validation.integer("width", width) for width in widths)
-        params.kernel = _one_for_each("kernel", params.kernel, L, "layers")
+        params.shallow_kernels = AUTO_KERNELS if params.kernel == AUTO else ()
+        kernel = "rbf" if params.shallow_kernels else params.kernel
+        params.kernel = _one_for_each("kernel", kernel, L, "layers")
         if isinstance(params.alpha, tuple):
             _one_for_each("alpha", params.alpha, L, "layers")
         if params.max_cost is not None and params.max_cost < L:
@@ -310,13 +318,27 @@ class DeepEstimator(AllocatedEstimator, ABC):
         )
         return FastSchedule(goal, deep=training)
 
+    def _after_training(
+        self,
+        result: FitResult[Any],
+        data: Source,
+        params: validation.Parameters,
+        generator: torch.Generator,
+    ) -> FitResult[Any]:
+        if not has_shallow_alternative(params, data):
+            return result
+        rows = data.require_dataset("a deep model")
+        return with_shallow_alternative(result, rows, params, generator)
+
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
-        self._set_posterior(result.model.posterior(samples=int(self.predict_samples)).cpu())
+        shallow = len(result.model.layers) > 1 and is_identity(result.model)
+        samples = IDENTITY_SAMPLES if shallow else int(self.predict_samples)
+        self._set_posterior(result.model.posterior(samples=samples).cpu())
         self.elbo_ = result.elbo
         self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
-        self._set_allocations(result, observations)
+        self._set_allocations(result, observations, samples=int(self.predict_samples))
         self.candidates_ = layer_locations(result.candidates, self._x_scaler)
         self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
         self.alpha_ = tuple(selection.alpha for selection in selections)
