@@ -110,7 +110,9 @@ def _fitted_shallow(
         kernels=tuple(kernel_from(other, rows.D) for other in others),
         linear_term=bool(others),
     )
-    return fit(model, rows, schedule=schedule, callbacks=params.callbacks, generator=generator)
+    # The seed of the fit, so that a shallow estimator of the same `random_state` gives the same.
+    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return fit(model, rows, schedule=schedule, callbacks=params.callbacks, generator=seeded)
 
 
 def _as_deep(
