@@ -66,8 +66,8 @@ TABLES = ("kin8nm", "concrete", "energy")
 SEEDS = (3, 4, 5)
 # With this strength only points without any effect are removed.
 NOTHING = 1e-8
-# Kin40k has fine structure, and needs more candidates and steps than the defaults.
-LARGE = {"n_candidates": 768, "epochs": (100, 3000, 1500)}
+# Kin40k has fine structure, and needs more candidates than the default.
+LARGE = {"n_candidates": 512, "epochs": (100, 4000, 1500), "batch_size": 4096, "smaller_models": 0}
 FITS = {
     "shallow": lambda: SparseGPRegressor(),
     "one": lambda: DeepGPRegressor(1),

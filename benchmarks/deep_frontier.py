@@ -1,147 +1,235 @@
-"""Two-layer deep GPs on kin8nm: selected allocations against pairs of sizes set by hand.
+"""Two-layer deep GPs: selected allocations against sizes, and inducing points, set by hand.
 
     python benchmarks/deep_frontier.py train --device cuda --seeds 3 4
+    python benchmarks/deep_frontier.py train --device cuda --tables kin40k --no-pairs
     python benchmarks/deep_frontier.py time          # alone, on one CPU thread
     python benchmarks/deep_frontier.py summary
 
-`train` trains the pairs of `winnow reproduce kin8nm-deep` from random rows for `UPDATES` updates of
-all rows, and fits one `DeepGPRegressor`, whose smaller models are the other allocations. `time`
-measures the prediction of a row for all sizes: median and quartiles of 25 calls. Settings were
-chosen on split seed 0. Results are in benchmarks/results/deep.
+`train` fits one `DeepGPRegressor`, whose smaller models are the other allocations. Two of them are
+compared with as many inducing points in every layer that start at random rows or k-means centres.
+Kin8nm also has the pairs of sizes of `winnow reproduce kin8nm-deep`, from random rows. All models
+get as many updates: 3,000, and those of the smaller models before a smaller one. `time` measures
+the CPU time of the prediction of a row for all sizes: median and quartiles of 25 calls. Settings
+were chosen on split seed 0. Rows that exist already are not run again. Results are in
+benchmarks/results/deep.
 """
+
+from collections.abc import Sequence
+from functools import partial
+from math import log, nan
+from statistics import fmean, stdev
+from typing import Any, final
 
 import torch
 
 from deep_curves import DEFAULTS, initial_model, scores
-from measure import RESULTS, Row, grouped, mean, parser_of, table, timed
+from measure import RESULTS, Row, grouped, parser_of, table, timed
 from right_number_problems import split_table
 from winnowgp import DeepGPRegressor
 from winnowgp.data import Dataset
-from winnowgp.experiments.kin8nm_deep import GRID
+from winnowgp.experiments.deep import STARTS
+from winnowgp.experiments.kin8nm_deep import GRID, deep_predict_us
 from winnowgp.experiments.runs import Runs
-from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.schedules import training_context
 
 UPDATES, SAMPLES, CALLS = 3000, 64, 25
+# Updates of a smaller model, and which of the allocations are compared at equal sizes.
+SMALLER, COMPARED = UPDATES // 6, (0, 2)
+# Largest number of rows of an update.
+ROWS = 8192
 MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
 TIMES = Runs(RESULTS / "deep" / "frontier_times.jsonl")
 # Nats per observation by which a pair must be better to count.
 MARGIN = 0.003
+KEYS = ("table", "kind", "seed", "sizes")
 
 
-def by_hand(sizes: tuple[int, int], train: Dataset, seed: int) -> tuple[DeepGP, float]:
-    """Return a model with these sizes after `UPDATES` updates of all rows, and its ELBO."""
+def by_hand(
+    sizes: tuple[int, ...], start: str, train: Dataset, seed: int, *, updates: int
+) -> tuple[DeepGP, float]:
+    """Return a model with these sizes after so many updates, and its ELBO per observation."""
     device = train.X.device
-    start = initial_model(
+    model = initial_model(
         train.X.cpu(), {**DEFAULTS, "sizes": sizes}, torch.Generator().manual_seed(seed)
-    )
-    model, generator = start.to(device), torch.Generator(device).manual_seed(seed)
+    ).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for layer in model.layers:
+            # Hidden layers start at the identity: their outputs are the inputs.
+            layer.candidates.copy_(STARTS[start](train.X, layer.K, generator))
     with training_context(None, generator=generator, callbacks=()) as context:
         training = LayerTraining(0.03, 1, 0.3, cooling=0.03)
-        batches = Minibatches(train, None, generator)
-        training.run(model, batches, "all", steps=UPDATES, context=context)
+        training.run(
+            model, Minibatches(train, ROWS, generator), "all", steps=updates, context=context
+        )
     return model, estimate_elbo(model, train, generator=generator) / train.N
 
 
-def train_all(seed: int, device: str, *, pairs: bool) -> None:
-    """Add the rows of one split."""
-    problem = split_table("kin8nm", seed=seed, train=None)
-    rows = problem.standardised()
-    train = Dataset(torch.tensor(rows.X), torch.tensor(rows.y)[:, None]).to(torch.device(device))
-    test = Dataset(torch.tensor(rows.X_test), torch.tensor(rows.y_test)[:, None]).to(train.X.device)
-    offset = torch.tensor(problem.scale).log().item()
+@final
+class Split:
+    """The fits of one split of a table."""
 
-    def add(kind: str, model: DeepGP, sizes: tuple[int, ...], elbo: float, **more: object) -> None:
-        nats = scores(model, test)["standardised_log_density"] - offset
-        row = {"kind": kind, "seed": seed, "sizes": list(sizes), "elbo": elbo, "log_density": nats}
-        print(MODELS.add({**row, **more})["kind"], sizes, f"{nats:.4f}", flush=True)
+    def __init__(self, table: str, seed: int, device: str) -> None:
+        self.table, self.seed, self.device = table, seed, device
+        self.problem = split_table(table, seed=seed, train=None)
+        rows, where = self.problem.standardised(), torch.device(device)
+        self.train = Dataset(torch.tensor(rows.X), torch.tensor(rows.y)[:, None]).to(where)
+        self.test = Dataset(torch.tensor(rows.X_test), torch.tensor(rows.y_test)[:, None]).to(where)
 
-    model = DeepGPRegressor(
-        2,
-        n_candidates=150,
-        tolerance=0.005,
-        batch_size=None,
-        epochs=(100, UPDATES, UPDATES),
-        smaller_models=5,
-        random_state=seed,
-        device=device,
-    )
-    _, seconds = timed(lambda: model.fit(problem.X, problem.y))
-    for each in model.scored_allocations(problem.X_test, problem.y_test):
-        if each.log_density is not None:
-            row = {"kind": "selected", "seed": seed, "sizes": list(each.sizes)}
-            chosen = each.sizes == model.n_inducing_
-            row |= {"elbo": each.elbo / problem.N, "log_density": each.log_density}
-            print(MODELS.add({**row, "chosen": chosen, **seconds.row()})["sizes"], flush=True)
-    if pairs:
-        # Wide first layers first: they are quick and good.
-        for sizes in sorted(GRID, key=lambda pair: (-pair[0] - 2 * (pair == (100, 100)), pair[1])):
-            (found, elbo), seconds = timed(lambda sizes=sizes: by_hand(sizes, train, seed))
-            add("by hand", found, sizes, elbo, **seconds.row())
+    def add(self, kind: str, sizes: Sequence[int], **more: object) -> None:
+        """Write a row."""
+        row = {"table": self.table, "kind": kind, "seed": self.seed, "sizes": list(sizes), **more}
+        print(MODELS.add(row)["kind"], self.table, self.seed, sizes, more, flush=True)
+
+    def select(self) -> None:
+        """Fit the estimator, and write a row for each of its allocations."""
+        problem = self.problem
+        model = DeepGPRegressor(
+            2,
+            n_candidates=150,
+            tolerance=0.005,
+            batch_size=ROWS,
+            epochs=(100, UPDATES // 2, UPDATES // 2),
+            smaller_models=5,
+            random_state=self.seed,
+            device=self.device,
+        )
+        _, seconds = timed(lambda: model.fit(problem.X, problem.y))
+        for each in model.scored_allocations(problem.X_test, problem.y_test):
+            if each.log_density is not None:
+                self.add(
+                    "selected",
+                    each.sizes,
+                    elbo=each.elbo / problem.N,
+                    log_density=each.log_density,
+                    chosen=each.sizes == model.n_inducing_,
+                    **seconds.row(),
+                )
+
+    def set_by_hand(
+        self, sizes: tuple[int, ...], kind: str, start: str, *, updates: int = UPDATES
+    ) -> None:
+        """Train a model with these sizes, and write its row unless there is one."""
+        if (self.table, kind, self.seed, sizes) in _rows():
+            return
+        found = partial(by_hand, sizes, start, self.train, self.seed, updates=updates)
+        (model, elbo), seconds = timed(found)
+        nats = scores(model, self.test)["standardised_log_density"] - log(self.problem.scale)
+        self.add(kind, sizes, elbo=elbo, log_density=nats, updates=updates, **seconds.row())
+
+    def run(self, *, pairs: bool) -> None:
+        """Add the rows that are missing."""
+        if not self.allocations():
+            self.select()
+        if pairs:
+            # Wide first layers first: they are quick and good.
+            order = sorted(GRID, key=lambda p: (-p[0] - 2 * (p == (100, 100)), p[1]))
+            for sizes in order:
+                self.set_by_hand(sizes, "by hand", "random")
+        else:
+            self.compare()
+
+    def compare(self) -> None:
+        """Train as many points as selected ones, from other starts."""
+        for number in COMPARED:
+            for sizes in self.allocations()[number : number + 1]:
+                updates = UPDATES + number * SMALLER
+                for start in STARTS:
+                    self.set_by_hand(sizes, f"as many, {start}", start, updates=updates)
+
+    def allocations(self) -> list[tuple[int, ...]]:
+        """Return the selected sizes that are no larger than the chosen ones, largest first."""
+        rows = [
+            row for key, row in _rows().items() if key[:3] == (self.table, "selected", self.seed)
+        ]
+        chosen = [tuple(row["sizes"]) for row in rows if row["chosen"]]
+        sizes = {tuple(row["sizes"]) for row in rows}
+        return sorted((each for each in sizes if each <= max(chosen)), reverse=True)
+
+
+def _rows() -> dict[tuple[Any, ...], Row]:
+    """Return the rows of all models by their keys."""
+    return {(row["table"], row["kind"], row["seed"], tuple(row["sizes"])): row for row in MODELS}
 
 
 def time_all() -> None:
-    """Measure the prediction time of all sizes that have none."""
-    done = {tuple(row["sizes"]) for row in TIMES}
-    X = torch.randn(200, 8, dtype=torch.float64)
-    sizes = sorted({tuple(row["sizes"]) for row in MODELS} - done)
-    model = initial_model(X, {**DEFAULTS, "sizes": (10, 10)}, torch.Generator().manual_seed(0))
-    with single_thread():
-        # Sizes take turns, so that a busy moment does not fall on one of them.
-        us = {each: list[float]() for each in sizes}
-        for _ in range(CALLS):
-            for each in sizes:
-                us[each].append(deep_predict_us(model, each, samples=SAMPLES))
+    """Measure the prediction time of all sizes, one after the other and in turns."""
+    sizes = sorted({*GRID, *(tuple(row["sizes"]) for row in MODELS)})
+    us = {each: list[float]() for each in sizes}
+    # Sizes take turns, so that a busy moment does not fall on one of them.
+    for _ in range(CALLS):
+        for each in sizes:
+            options = {"skip_connections": False, "samples": SAMPLES, "best_of": 1}
+            us[each].append(deep_predict_us(each, **options))
+    times = Runs(TIMES.path, replace=True)
     for each, numbers in us.items():
         ordered = sorted(numbers)
         quartiles = [ordered[CALLS // 4], ordered[CALLS // 2], ordered[-1 - CALLS // 4]]
-        TIMES.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
+        times.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
 
 
 def summary() -> str:
-    """Return a table of all sizes, and how many pairs are as quick and better."""
+    """Return a table of all sizes with how many pairs are as quick and better, and the gains."""
     times = {tuple(row["sizes"]): row["predict_us"] for row in TIMES}
     rows: list[Row] = [
-        {**row, "us": times.get(tuple(row["sizes"]), float("nan"))} for row in MODELS
+        {**row, "sizes": tuple(row["sizes"]), "us": times.get(tuple(row["sizes"]), nan)}
+        for row in MODELS
     ]
     lines = []
-    for (kind, sizes), group in grouped(
-        [{**row, "sizes": tuple(row["sizes"])} for row in rows], "kind", "sizes"
-    ).items():
-        better = 0
-        for row in group if kind == "selected" else []:
-            pairs = [r for r in rows if r["kind"] == "by hand" and r["seed"] == row["seed"]]
-            better += sum(
-                r["us"] <= row["us"] and r["log_density"] > row["log_density"] + MARGIN
-                for r in pairs
-            )
-        nats = mean(row["log_density"] for row in group)
-        elbo = mean(row["elbo"] for row in group)
-        chosen = sum(row.get("chosen", False) for row in group)
-        us = group[0]["us"]
-        lines.append((us, (kind, sizes, len(group), chosen, f"{us:.0f}", elbo, nats, better)))
-    ordered = [
-        (*cells[:5], f"{cells[5]:.4f}", f"{cells[6]:.4f}", cells[7])
-        for _, cells in sorted(lines, key=lambda line: line[0])
+    for row in sorted(rows, key=lambda r: (r["table"], r["seed"], r["us"])):
+        pairs = [r for r in rows if r["kind"] == "by hand" and r["seed"] == row["seed"]]
+        better = [
+            r["sizes"]
+            for r in pairs
+            if r["us"] <= row["us"] and r["log_density"] > row["log_density"] + MARGIN
+        ]
+        numbers = (f"{row['us']:.0f}", f"{row['elbo']:.4f}", f"{row['log_density']:.4f}")
+        kind = row["kind"] + ", chosen" * row.get("chosen", False)
+        beaten = len(better) if row["kind"] == "selected" and row["table"] == "kin8nm" else ""
+        lines.append((row["table"], row["seed"], kind, row["sizes"], *numbers, beaten))
+    header = ("table", "seed", "", "sizes", "µs", "ELBO", "log density", "better pairs")
+    return f"{table(header, lines)}\n\n{gains(rows)}"
+
+
+def gains(rows: list[Row]) -> str:
+    """Return the gain of selected inducing points over as many others, and its standard error."""
+    selected = {(r["table"], r["seed"], r["sizes"]): r for r in rows if r["kind"] == "selected"}
+    compared = [
+        {**r, "gain": own["log_density"] - r["log_density"], "elbo gain": own["elbo"] - r["elbo"]}
+        for r in rows
+        if r["kind"].startswith("as many")
+        and (own := selected.get((r["table"], r["seed"], r["sizes"])))
     ]
-    header = ("", "sizes", "seeds", "chosen", "µs", "ELBO", "log density", "better pairs")
-    return table(header, ordered)
+    lines = [
+        (*key, len(group), *(_mean_and_error([r[name] for r in group]) for name in GAINS))
+        for key, group in grouped(compared, "table", "kind", "updates").items()
+    ]
+    return table(("table", "against", "updates", "splits", *GAINS), lines)
+
+
+GAINS = ("gain", "elbo gain")
+
+
+def _mean_and_error(values: list[float]) -> str:
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else nan
+    return f"{fmean(values):+.4f} ± {error:.4f}"
 
 
 def main() -> None:
     parser = parser_of(__doc__, seeds=(3,))
     parser.add_argument("what", choices=("train", "time", "summary"))
-    parser.add_argument("--no-pairs", action="store_true", help="train no pairs set by hand")
+    parser.add_argument("--tables", nargs="+", default=["kin8nm"])
+    parser.add_argument("--no-pairs", action="store_true", help="compare starts and no pairs")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     if given.what == "train":
         for seed in given.seeds:
-            train_all(seed, given.device, pairs=not given.no_pairs)
+            for name in given.tables:
+                Split(name, seed, given.device).run(pairs=not given.no_pairs)
     elif given.what == "time":
         time_all()
     print(summary())

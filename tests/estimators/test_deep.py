@@ -59,7 +59,7 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
 @pytest.fixture(scope="module")
 def fitted() -> DeepGPRegressor:
     """Fitted to the steps, for tests that only ask it."""
-    return regressor(epochs=(20, 60, 40)).fit(*steps())
+    return regressor(epochs=(20, 80, 40)).fit(*steps())
 
 
 def test_resized_is_the_model_of_an_allocation(fitted: DeepGPRegressor) -> None:

@@ -9,14 +9,8 @@ from matplotlib.figure import Figure
 from helpers.figures import scattered
 from winnowgp.experiments import kin8nm_deep
 from winnowgp.experiments.base import Row, Scope
-from winnowgp.experiments.kin8nm_deep import (
-    Fold,
-    Group,
-    Kin8nmDeep,
-    deep_predict_us,
-    draw_tradeoff,
-    groups,
-)
+from winnowgp.experiments.kin8nm_deep import Fold, Kin8nmDeep, deep_predict_us
+from winnowgp.experiments.kin8nm_tradeoff import Group, draw_tradeoff, groups
 from winnowgp.experiments.runner import make_runs
 from winnowgp.experiments.runs import Runs
 

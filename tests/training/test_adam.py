@@ -70,8 +70,8 @@ def test_adam_without_cooling_keeps_rate() -> None:
     assert strides(1, cooling=0.01) == pytest.approx([0.1], rel=1e-5)
 
 
-def test_adam_cooling_continues_from_halved_rate() -> None:
-    """One step fails; afterwards the rates are half of the schedule's."""
+def test_adam_halved_rate_recovers_after_good_steps() -> None:
+    """One step fails; the rates are half of the schedule's, and the schedule's 25 steps later."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     places: list[float] = []
     calls = iter(range(1000))
@@ -82,7 +82,23 @@ def test_adam_cooling_continues_from_halved_rate() -> None:
     Adam(300, cooling=0.01).maximise(
         objective, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
     )
-    assert places[-1] - places[-2] == pytest.approx(0.5 * 0.1 * 0.01 ** (98 / 100), rel=1e-3)
+    lengths = [after - before for before, after in pairwise(places)]
+    # The step before the failure is undone; the rate falls over the last hundred steps.
+    assert lengths[148] == pytest.approx(0.1, rel=1e-3)
+    assert lengths[150:174] == pytest.approx([0.5 * 0.1] * 24, rel=1e-3)
+    assert lengths[175:199] == pytest.approx([0.1] * 24, rel=1e-3)
+    assert lengths[-1] == pytest.approx(0.1 * 0.01 ** (98 / 100), rel=1e-3)
+
+
+def test_adam_warm_up_increases_the_rate_linearly() -> None:
+    x = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    places: list[float] = []
+    Adam(8, warm_up=4).maximise(
+        lambda: 1.0 * x, [([x], 0.1)], scale=1.0, on_step=lambda *_: places.append(x.item())
+    )
+    lengths = [after - before for before, after in pairwise(places)]
+    expected = [0.02, 0.04, 0.06, 0.08, 0.1, 0.1, 0.1]
+    assert lengths == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("longest", "least", "most"), [(2.0, 0.05, 0.2), (math.inf, 0.0, 0.01)])

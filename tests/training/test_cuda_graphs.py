@@ -30,7 +30,7 @@ def weighted(data: Dataset) -> Dataset:
 
 
 def trained(model: DeepGP, data: Dataset, *, steps: int) -> DeepGP:
-    model, generator = deepcopy(model), torch.Generator().manual_seed(3)
+    model, generator = deepcopy(model), torch.Generator(data.X.device).manual_seed(3)
     with training_context(None, generator=generator, callbacks=()) as context:
         batches = Minibatches(data, 16, generator)
         LayerTraining(0.03, 2, 0.3).run(model, batches, "all", steps=steps, context=context)
@@ -73,6 +73,31 @@ def test_recorded_training_equals_ordinary_training(
     assert len(unrecorded) == 2
     for own, other in zip(recorded.parameters(), ordinary.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("widths", [(1,), (2, 1)])
+def test_replayed_training_equals_ordinary_training(
+    monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]
+) -> None:
+    data = weighted(step_data()).to(torch.device("cuda"))
+    start = started(data=weighted(step_data()), widths=widths).to("cuda")
+    made: list[CapturedPass | None] = []
+
+    def captured(*arguments: Any, **options: Any) -> CapturedPass | None:
+        made.append(cuda_graphs.captured_pass(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(layer_training, "captured_pass", captured)
+    replayed = trained(start, data, steps=30)
+    assert [each is not None for each in made] == [True]
+    monkeypatch.setattr(layer_training, "captured_pass", lambda *_, **__: None)
+    ordinary = trained(start, data, steps=30)
+    for own, other in zip(replayed.parameters(), ordinary.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-8)
+    # The steps change q(u) of the last layer, and the natural-gradient steps do so alone.
+    assert not torch.allclose(replayed.layers[-1].q_mean, start.layers[-1].q_mean)
 
 
 class _Waits(TorchDispatchMode):

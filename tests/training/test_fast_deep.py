@@ -23,7 +23,7 @@ from winnowgp.training import (
     fit,
 )
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.fast_deep import grow_candidates
+from winnowgp.training.fast_deep import _DeepSteps, _Fitted, grow_candidates
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.schedules import TrainingContext
 
@@ -323,3 +323,25 @@ def test_fit_deep_smaller_models_are_a_frontier() -> None:
     within = [posterior for posterior, elbo in models if elbo >= best - tolerance * data.N]
     assert within[0] is result.posterior
     assert result.elbo_gap == pytest.approx(best - result.elbo)
+
+
+def test_fit_deep_training_is_repeated_while_it_gains() -> None:
+    def phases(tolerance: float) -> int:
+        told: list[Progress] = []
+        plan = schedule(Tolerance(tolerance), pre=15, post=0, most_repeats=2)
+        fit(started(), step_data(), schedule=plan, callbacks=told.append, generator=seeded())
+        return sum(p.phase == "pre-train" and p.step == 1 for p in told)
+
+    # The second phase gains less than ten nats per observation, and more than nothing.
+    assert phases(10.0) == 2
+    assert phases(1e-6) == 3
+
+
+def test_allocations_leave_out_another_model_of_the_chosen_sizes() -> None:
+    """Where nothing may be removed, two models have all candidates."""
+    steps = _DeepSteps(step_data(), DeepTraining(), 1, 5, TrainingContext(seeded()))
+    model = started()
+    small = model.prune([torch.arange(8) < 2] * 2)
+    chosen = _Fitted(model, -2.0, None)
+    steps.trained = [_Fitted(model, -1.0, None), chosen, _Fitted(small, -3.0, None)]
+    assert [each.posterior.M for each in steps.allocations(chosen)] == [(2, 2)]

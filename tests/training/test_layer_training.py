@@ -1,5 +1,7 @@
 """Layerwise training of deep GPs, Adam with natural gradients, and minibatches."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
@@ -186,16 +188,19 @@ def test_start_from_shallow_has_the_hyperparameters_of_the_exact_gp() -> None:
 
 
 @pytest.mark.parametrize("size", [None, 5])
-def test_layer_training_natural_steps_match_sites(size: int | None) -> None:
-    """At a learning rate of zero only the last layer's q changes: by rate 1, then ½."""
+@pytest.mark.parametrize("untrained", [False, True])
+def test_layer_training_natural_steps_match_sites(size: int | None, untrained: bool) -> None:
+    """At a learning rate of zero only the last layer's q changes; at first by rate 1, then ½."""
     model, data = deep(), rows(N=10)
-    twin = deep()
+    with torch.no_grad():
+        model.layers[-1].q_mean.mul_(0.0 if untrained else 1.0)
+    twin = deepcopy(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     training = LayerTraining(0.0, samples=2, natural_rate=0.4)
     parts = Minibatches(data, size, seeded(1))
     training.run(model, parts, "x", steps=3, context=TrainingContext(seeded(2)))
     g, parts = seeded(2), Minibatches(data, size, seeded(1))
-    for rate in (1.0, 0.5, 0.4):
+    for rate in (1.0, 0.5, 0.4) if untrained else (0.4, 0.4, 0.4):
         part = parts.next()
         sites = deep_sites(twin, part, total=parts.total, eps=twin.base_samples(part.N, 2, g))
         better = sites[-1].improved(twin.layers[-1], rate=rate)
@@ -253,14 +258,13 @@ def test_layer_training_natural_rates_fall_with_the_learning_rate() -> None:
     training.run(model, Minibatches(data, None, seeded(1)), "x", steps=30, context=context)
     assert changes[0] > 0.1
     assert not torch.equal(model.layers[0].q_factor, factor)
-    # The last layer's rate is never below 1 / step.
     assert changes[-1] < 0.1 * changes[0]
 
 
 def test_layer_training_adam_excludes_natural_parameters() -> None:
     model, data = deep(), rows(N=10)
     sites = deep_sites(model, data, eps=model.base_samples(10, 1, seeded(2)))
-    better = sites[-1].improved(model.layers[-1])
+    better = sites[-1].improved(model.layers[-1], rate=0.4)
     level = model.layers[0].level.detach().clone()
     LayerTraining(0.05, natural_rate=0.4).run(
         model,

@@ -32,8 +32,23 @@ def test_select_start_returns_better_start_unchanged(order: tuple[int, int]) -> 
     callback: list[Progress] = []
     assert raced([(good, poor)[number] for number in order], callback.append) is good
     assert all(torch.equal(p, before[name]) for name, p in good.named_parameters())
-    # Both were trained: the last layer alone, then all.
-    assert [p.phase for p in callback] == 2 * (2 * ["layer 2"] + 5 * ["start"])
+    # Both were trained: the last layer alone, then all, and as long again.
+    assert [p.phase for p in callback] == [
+        *(2 * (2 * ["layer 2"] + 5 * ["start"])),
+        *(2 * 5 * ["start"]),
+    ]
+
+
+def test_select_start_that_leads_at_first_only_is_not_selected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = import_module("winnowgp.training.layer_training")
+    # After the first steps of three starts, and after the further steps of the two best.
+    elbos = iter([-3.0, -1.0, -2.0, -0.9, -0.5])
+    monkeypatch.setattr(module, "estimate_elbo", lambda *_, **__: next(elbos))
+    starts = [started(K=2) for _ in range(3)]
+    assert raced(starts) is starts[2]
+    assert next(elbos, None) is None
 
 
 @pytest.mark.parametrize("failure", ["raise", "nan"])

@@ -71,19 +71,24 @@ class AllocatedEstimator(BaseGP, ABC):
             replace(each, log_density=densities.get(each.sizes)) for each in self.allocations_
         )
 
-    def _set_allocations(self, result: FitResult[Any], observations: float) -> None:
-        """Set `allocations_`, and keep the models that are quicker than the selected one."""
-        samples = self.posterior_.samples
+    def _set_allocations(
+        self, result: FitResult[Any], observations: float, *, samples: int
+    ) -> None:
+        """Set `allocations_`, and keep the models that are quicker than the selected one.
+
+        Args:
+            samples: number of samples of a prediction by the other models.
+        """
         trained = [
             (each.posterior.with_samples(samples).cpu(), each.elbo) for each in result.allocations
         ]
         trained.append((self.posterior_, result.elbo))
-        trained.sort(key=lambda pair: prediction_cost(pair[0].layers, samples=samples))
+        trained.sort(key=lambda pair: prediction_cost(pair[0].layers, samples=pair[0].samples))
         best = result.elbo + result.elbo_gap
         self.allocations_ = tuple(
             Allocation(
                 posterior.M,
-                deep_predict_us(result.model, posterior.M, samples=samples),
+                deep_predict_us(result.model, posterior.M, samples=posterior.samples),
                 elbo,
                 (best - elbo) / observations,
             )

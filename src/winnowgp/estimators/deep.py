@@ -25,7 +25,13 @@ from winnowgp.estimators.base import (
 )
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
-from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.deep_shallow import (
+    IDENTITY_SAMPLES,
+    has_shallow_alternative,
+    is_identity,
+    with_shallow_alternative,
+)
+from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction
 from winnowgp.models.deep_costs import deep_predict_us
@@ -54,6 +60,8 @@ _PHASES = {
 _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 # Those of the fast schedule on a GPU, whose steps take a tenth of the time.
 _GPU_STEPS = (100, 3000, 3000)
+# Number of times that its steps with all candidates are repeated there, as long as that pays.
+_GPU_REPEATS = 2
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
@@ -103,7 +111,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             by default the number of inputs.
         kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
             column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
-            a tuple for one kernel per layer.
+            a tuple for one kernel per layer. "auto" is "rbf".
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
             "auto" for the better of the two after a short training. With Gaussian noise, the fast
@@ -124,7 +132,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), on a GPU (100, 3000,
-            3000), and (200, 1000, 500, 1500) for the paper's schedule.
+            3000), where a `tolerance` repeats the second phase up to twice as long as that gains
+            more than it, and (200, 1000, 500, 1500) for the paper's schedule.
         batch_size: rows per step; all rows if None. "auto" is 1,024 on a CPU and 8,192 on a GPU,
             which takes about as long for them.
         samples: number of samples propagated per row in each step.
@@ -156,7 +165,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
 
     layers: int | str = field(default=2, kw_only=False)
     width: int | tuple[int, ...] | None = None
-    kernel: str | Kernel | tuple[str | Kernel, ...] = "rbf"
+    kernel: str | Kernel | tuple[str | Kernel, ...] = AUTO
     hidden_mean: str = "auto"
     skip_connections: bool = False
     alpha: str | float | tuple[float, ...] = "auto"
@@ -200,7 +209,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
         if params.width is not None:
             widths = _one_for_each("width", params.width, L - 1, "hidden layers")
             params.width = tuple(validation.integer("width", width) for width in widths)
-        params.kernel = _one_for_each("kernel", params.kernel, L, "layers")
+        params.shallow_kernels = AUTO_KERNELS if params.kernel == AUTO else ()
+        kernel = "rbf" if params.shallow_kernels else params.kernel
+        params.kernel = _one_for_each("kernel", kernel, L, "layers")
         if isinstance(params.alpha, tuple):
             _one_for_each("alpha", params.alpha, L, "layers")
         if params.max_cost is not None and params.max_cost < L:
@@ -215,8 +226,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
             )
         if params.batch_size == "auto":
             params.batch_size = _BATCHES[params.device.type]
+        on_gpu = params.device.type == "cuda" and params.schedule == "fast"
+        params.repeats = _GPU_REPEATS if on_gpu and params.epochs is None else 0
         if params.epochs is None:
-            on_gpu = params.device.type == "cuda" and params.schedule == "fast"
             params.epochs = _GPU_STEPS if on_gpu else _STEPS[params.schedule]
         params.epochs = validation.step_counts(
             "epochs", params.epochs, phases=_PHASES[params.schedule]
@@ -298,6 +310,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             layerwise=layerwise,
             pre=pre,
             post=post,
+            most_repeats=params.repeats,
             predict_samples=params.predict_samples,
             max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
             smaller_models=params.smaller_models,
@@ -305,13 +318,27 @@ class DeepEstimator(AllocatedEstimator, ABC):
         )
         return FastSchedule(goal, deep=training)
 
+    def _after_training(
+        self,
+        result: FitResult[Any],
+        data: Source,
+        params: validation.Parameters,
+        generator: torch.Generator,
+    ) -> FitResult[Any]:
+        if not has_shallow_alternative(params, data):
+            return result
+        rows = data.require_dataset("a deep model")
+        return with_shallow_alternative(result, rows, params, generator)
+
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
-        self._set_posterior(result.model.posterior(samples=int(self.predict_samples)).cpu())
+        shallow = len(result.model.layers) > 1 and is_identity(result.model)
+        samples = IDENTITY_SAMPLES if shallow else int(self.predict_samples)
+        self._set_posterior(result.model.posterior(samples=samples).cpu())
         self.elbo_ = result.elbo
         self.depths_ = self._depths
         self.elbo_gap_ = result.elbo_gap / observations
-        self._set_allocations(result, observations)
+        self._set_allocations(result, observations, samples=int(self.predict_samples))
         self.candidates_ = layer_locations(result.candidates, self._x_scaler)
         self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
         self.alpha_ = tuple(selection.alpha for selection in selections)

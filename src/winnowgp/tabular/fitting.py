@@ -243,7 +243,7 @@ def fit_table(
         expression = "rbf" if kernel == AUTO else kernel
         refused = {**shallow, **points, **options, "precision": precision}
         refused |= {"noise_column": noise_column}
-        made = _deep_estimator(task, layers, expression, likelihood=noise, options=refused)
+        made = _deep_estimator(task, layers, kernel, likelihood=noise, options=refused)
     estimator = made(
         random_state=seed,
         device=device,

@@ -143,6 +143,8 @@ MOST_REJECTIONS = 20
 # Number of steps below the rollback threshold that count as divergence, and number of steps between
 # two snapshots to roll back to.
 DIVERGED, SNAPSHOT_EVERY = 3, 10
+# Number of good steps after which a halved learning rate is doubled, up to its initial value.
+RECOVERED = 25
 # Multiple of the average drop below the running average that noise can explain: 3.2 standard
 # deviations of normal noise.
 CHANCE = 8.0
@@ -154,10 +156,13 @@ class Adam:
     """Maximise an objective in nats by Adam, with rejected steps and rollback after divergence.
 
     A step after which the objective or its gradient cannot be computed is reverted, and all
-    learning rates are halved.
+    learning rates are halved. They recover while steps succeed.
 
     Attributes:
         steps: number of steps.
+        warm_up: number of first steps over which the learning rates increase linearly. Adam's first
+            steps are equally long in all entries, however small their gradient: at the full rate
+            they can undo what an earlier phase has learnt.
         cooling: factor that the learning rates decrease to, geometrically, over the last third.
         max_norm_ratio: largest norm of a gradient relative to its running average; longer ones are
             clipped. Gradients through sampled layers are heavy-tailed where functions are steep,
@@ -170,6 +175,7 @@ class Adam:
     """
 
     steps: int
+    warm_up: int = 0
     cooling: float = 1.0
     max_norm_ratio: float = inf
     rollback_threshold: float = inf
@@ -244,7 +250,7 @@ class Adam:
     def rate_factor(self, step: int) -> float:
         """Return the factor of the learning rates after `step` steps."""
         late = max(0.0, 3 * step / self.steps - 2)
-        return self.cooling**late
+        return min(1.0, (step + 1) / (self.warm_up + 1)) * self.cooling**late
 
 
 def _differentiate(
@@ -301,6 +307,8 @@ class _Loop:
         self.norm: float | None = None
         self._good = [p.detach().clone() for p in self.parameters]
         self._rates: list[float] = [group["lr"] for group in optimiser.param_groups]
+        # Number of times that the rates have been halved, and of good steps since then.
+        self._halvings, self._since = 0, 0
         self._rejections = 0
         self._level: float | None = None
         self._drop = 0.0
@@ -309,13 +317,16 @@ class _Loop:
 
     def set_rates(self, factor: float) -> None:
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+            group["lr"] = rate * factor * 0.5**self._halvings
 
     def accept(self) -> None:
         """Count a step whose objective and gradient could be computed."""
         self._good = [p.detach().clone() for p in self.parameters]
         self._rejections = 0
         self.step += 1
+        self._since += 1
+        if self._since >= RECOVERED:
+            self._halvings, self._since = max(self._halvings - 1, 0), 0
 
     def reject(self) -> None:
         """Revert the last step, and halve the learning rates."""
@@ -326,7 +337,10 @@ class _Loop:
                 "standardise the data, or use another kernel: this one cannot be evaluated there."
             )
         _set(self.parameters, self._good)
-        self._rates = [0.5 * rate for rate in self._rates]
+        self._halve()
+
+    def _halve(self) -> None:
+        self._halvings, self._since = self._halvings + 1, 0
 
     def roll_back(self, value: float, threshold: float, results: Mapping[str, Stateful]) -> bool:
         """Return whether the objective diverged; if so, restore `results` from a snapshot."""
@@ -350,7 +364,7 @@ class _Loop:
             result.load_state_dict(self._snapshot[name])
         self.optimiser.state.clear()
         self._good = [p.detach().clone() for p in self.parameters]
-        self._rates = [0.5 * rate for rate in self._rates]
+        self._halve()
         # A running average that was too high by chance must not make every later step a drop.
         self._level, self._low = level - limit, 0
         return True
@@ -366,7 +380,8 @@ class _Loop:
             "step": self.step,
             "norm": self.norm,
             "good": self._good,
-            "rates": self._rates,
+            "halvings": self._halvings,
+            "since": self._since,
             "level": self._level,
             "drop": self._drop,
             "low": self._low,
@@ -376,7 +391,7 @@ class _Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state["moments"]})
         self.step, self.norm = state["step"], state["norm"]
-        self._rates = list(state["rates"])
+        self._halvings, self._since = state["halvings"], state["since"]
         self._level, self._drop = state["level"], state["drop"]
         self._low, self._snapshot = state["low"], state["snapshot"]
         good = zip(state["good"], self.parameters, strict=True)

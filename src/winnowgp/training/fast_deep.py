@@ -1,6 +1,7 @@
 """The fast schedule of deep GPs: selection from sites between phases of training."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
 from typing import final
@@ -14,7 +15,7 @@ from winnowgp.models import DeepGP, greedy_variance
 from winnowgp.models.deep_costs import prediction_cost, prediction_prices
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
-from winnowgp.selection import Frontier, Selection, elimination_frontier
+from winnowgp.selection import Frontier, Selection, SubsetStatistics, elimination_frontier
 from winnowgp.selection.frontier import MIN_ALPHA
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Progress, candidate_sets
@@ -67,6 +68,9 @@ class DeepTraining:
     """Number of samples propagated for each row in each step."""
     batch_size: int | None = None
     """Number of rows in each step; all if None. Processes that share the data use a part each."""
+    most_repeats: int = 0
+    """With a `Tolerance`, largest number of times that the `pre` steps are repeated, as long as
+    that gains more than the tolerance."""
     predict_samples: int | None = None
     """Number of samples of a prediction. If given, a `Tolerance` and `MaxPredictTime` weight the
     points of each layer by the time that they add to a prediction (`models.deep_costs`)."""
@@ -78,11 +82,11 @@ class DeepTraining:
     with four times the gap of the one before; `FitResult.allocations` has them."""
 
     def __post_init__(self) -> None:
-        if min(self.layerwise, self.pre, self.post, self.smaller_models) < 0 or self.samples < 1:
+        counts = self.layerwise, self.pre, self.post, self.most_repeats, self.smaller_models
+        if min(counts) < 0 or self.samples < 1:
             raise InputError(
-                "`layerwise`, `pre`, `post` and `smaller_models` must be zero or more, and "
-                f"`samples` at least one; got {self.layerwise}, {self.pre}, {self.post}, "
-                f"{self.smaller_models} and {self.samples}."
+                "`layerwise`, `pre`, `post`, `most_repeats` and `smaller_models` must be zero or "
+                f"more, and `samples` at least one; got {counts} and {self.samples}."
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"`batch_size` must be at least 1; got {self.batch_size}.")
@@ -135,10 +139,10 @@ def fit_deep(
         assert pruned is not None
         steps.train(pruned.model, "post-train", training.post)
         elbo = estimate_elbo(pruned.model, data, generator=context.generator)
-        return pruned.result(elbo, pruned.gap)
+        return steps.result(pruned, elbo, pruned.gap)
     if pruned is None:
         steps.train(model, "pre-train", training.pre)
-        fitted = steps.fitted(model, None)
+        fitted = steps.converged(steps.fitted(model, None), tolerance=goal.nats)
         fitted = steps.grown(fitted, tolerance=goal.nats)
     else:
         steps.train(pruned.model, "post-train", training.post)
@@ -208,6 +212,16 @@ class _DeepSteps:
         assert selected is not None
         return replace(selected, gap=gap)
 
+    def converged(self, fitted: _Fitted, *, tolerance: float) -> _Fitted:
+        """Repeat the training of all candidates as long as that gains more than a tolerance."""
+        for _ in range(self.training.most_repeats):
+            before, longer = fitted, deepcopy(fitted.model)
+            self.train(longer, "pre-train", self.training.pre)
+            fitted = max(before, self.fitted(longer, None), key=lambda each: each.elbo)
+            if fitted.elbo - before.elbo <= tolerance * self.data.observations:
+                break
+        return fitted
+
     def grown(self, fitted: _Fitted, *, tolerance: float) -> _Fitted:
         """Double the candidates of every layer for as long as that gains more than a tolerance."""
         most = min(self.training.max_candidates or 0, self.data.N)
@@ -256,7 +270,7 @@ class _DeepSteps:
         ]
         fitted = min(within, key=self.cost, default=fitted)
         assert fitted.selected is not None
-        result = fitted.selected.result(fitted.elbo, best - fitted.elbo)
+        result = self.result(fitted.selected, fitted.elbo, best - fitted.elbo)
         return replace(result, allocations=self.allocations(fitted))
 
     def train_smaller(self, fitted: _Fitted, goal: Tolerance, best: float) -> None:
@@ -270,6 +284,21 @@ class _DeepSteps:
                 return
             self.train(selected.model, "smaller model", self.training.post // self.rounds)
             fitted = self.fitted(selected.model, selected)
+
+    def result(self, selected: "_Selected", elbo: float, gap: float) -> FitResult[DeepGP]:
+        """Return the result of the fit, with inclusion probabilities of its last selection."""
+        generator = torch.Generator().manual_seed(draw_seed(self.context.generator))
+        selections = [
+            layer.learnt(generator, max_steps=self.inclusion_steps) for layer in selected.layers
+        ]
+        return FitResult(
+            model=selected.model,
+            posterior=selected.model.posterior(),
+            selections=tuple(selections),
+            candidates=selected.candidates,
+            elbo=elbo,
+            elbo_gap=gap,
+        )
 
     def cost(self, fitted: _Fitted) -> tuple[int, float]:
         """Return the cost of a prediction; of equal costs, the higher ELBO is less."""
@@ -299,26 +328,46 @@ class _DeepSteps:
         frontiers = [elimination_frontier(each) for each in statistics]
         samples = self.training.predict_samples
         prices = None if samples is None else prediction_prices(model, samples=samples)
-        seeded = torch.Generator().manual_seed(draw_seed(generator))
-        selections = tuple(
-            natural_selection(
-                each,
-                frontier,
-                _nonempty(frontier, alpha),
-                alpha=alpha,
-                generator=seeded,
-                max_steps=self.inclusion_steps,
-            )
+        layers = [
+            _LayerSelection(each, frontier, _nonempty(frontier, alpha), alpha)
             for each, frontier, alpha in zip(
                 statistics, frontiers, goal.alphas(frontiers, prices), strict=True
             )
-        )
-        masks = [_part_way(selection, share) for selection in selections]
-        pruned = _pruned(model, data, sites, masks, generator)
-        inclusion = tuple(selection.inclusion for selection in selections)
-        self.context.notify_once(Progress.of(pruned, "selection", 1, 1, reference, inclusion))
+        ]
+        masks = [layer.part_way(share) for layer in layers]
+        pruned = pruned_model(model, data, sites, masks, generator)
+        selected = tuple(mask.double() for mask in masks)
+        self.context.notify_once(Progress.of(pruned, "selection", 1, 1, reference, selected))
         gap = reference - seeded_elbo(pruned, data, generator, seed=seed)
-        return _Selected(pruned, selections, candidate_sets(model), gap)
+        return _Selected(pruned, layers, candidate_sets(model), gap)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerSelection:
+    """The set that one layer keeps, and what it was selected from."""
+
+    statistics: SubsetStatistics
+    frontier: Frontier
+    mask: Mask
+    alpha: float
+
+    def part_way(self, share: float) -> Mask:
+        """Return a set between all candidates and the selected one, on the path between them."""
+        if share == 1:
+            return self.mask
+        size = self.statistics.K ** (1 - share) * int(self.mask.sum()) ** share
+        return self.frontier.masks[round(size)]
+
+    def learnt(self, generator: torch.Generator, *, max_steps: int) -> Selection:
+        """Return the selection with its inclusion probabilities, which take longer than it."""
+        return natural_selection(
+            self.statistics,
+            self.frontier,
+            self.mask,
+            alpha=self.alpha,
+            generator=generator,
+            max_steps=max_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,21 +375,10 @@ class _Selected:
     """A model after a selection, and what the selection was made from."""
 
     model: DeepGP
-    selections: tuple[Selection, ...]
+    layers: Sequence[_LayerSelection]
     candidates: tuple[Tensor, ...]
     gap: float
     """Nats that the selection cost, with the same samples before and after."""
-
-    def result(self, elbo: float, gap: float) -> FitResult[DeepGP]:
-        """Return the result of the fit."""
-        return FitResult(
-            model=self.model,
-            posterior=self.model.posterior(),
-            selections=self.selections,
-            candidates=self.candidates,
-            elbo=elbo,
-            elbo_gap=gap,
-        )
 
 
 @torch.no_grad()
@@ -381,7 +419,7 @@ def _nonempty(frontier: Frontier, alpha: float) -> Mask:
     return best if bool(best.any()) else frontier.masks[min(1, len(frontier.masks) - 1)]
 
 
-def _pruned(
+def pruned_model(
     model: DeepGP,
     data: Dataset,
     sites: Sequence[LayerSites],
@@ -402,10 +440,3 @@ def _pruned(
     ]
     seed = draw_seed(generator)
     return max(choices, key=lambda choice: seeded_elbo(choice, data, generator, seed=seed))
-
-
-def _part_way(selection: Selection, share: float) -> Mask:
-    """Return a set between all candidates and the selected one, on the path between them."""
-    if share == 1 or selection.frontier is None:
-        return selection.mask
-    return selection.frontier.masks[round(selection.K ** (1 - share) * selection.M**share)]

@@ -35,6 +35,8 @@ _SHORTENED = 5
 _EVIDENCE_ROWS = 1000
 # Rollback threshold of Adam, in nats per observation below the running average.
 _ROLLBACK = 1.0
+# Largest number of steps, and largest share of a phase, over which the learning rates increase.
+_WARM_UP, _WARM_UP_SHARE = 30, 0.1
 # Fewest steps of a phase that is recorded as a CUDA graph.
 _FEWEST_RECORDED = 30
 
@@ -81,12 +83,14 @@ class LayerTraining:
         parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in excluded]
         adam = Adam(
             steps,
+            warm_up=min(_WARM_UP, int(_WARM_UP_SHARE * steps)),
             cooling=self.cooling,
             max_norm_ratio=self.max_norm_ratio,
             rollback_threshold=_ROLLBACK,
         )
         latest: list[_NaturalPass] = []
         recorded = self._recorded(model, batches, parameters, rates, steps)
+        untrained = not bool(model.layers[-1].q_mean.any())
 
         def objective() -> Scalar | Gradient:
             rows = batches.next()
@@ -106,10 +110,12 @@ class LayerTraining:
 
         def on_step(step: int, value: float) -> None:
             for number, rate in rates.items():
-                # Noise of minibatches and samples is averaged over 1 / rate steps.
+                # Noise of minibatches and samples is averaged over 1 / rate steps. Longer first
+                # steps are for a q(u) that has not been learnt: they would replace another one by
+                # the optimum for a single sample.
                 cooled = rate * adam.rate_factor(step - 1)
                 last = number == len(model.layers) - 1
-                natural_rate = max(cooled, 1 / step) if last else cooled
+                natural_rate = max(cooled, 1 / step) if last and untrained else cooled
                 if recorded is not None and not latest:
                     recorded.step(natural_rate)
                 else:
@@ -383,22 +389,23 @@ def select_start(
 
     The ELBO of a deep GP has many optima, and the initial hidden functions decide which one is
     reached: the identity is the better start on tables of many columns, layers trained on the
-    targets where a function of few inputs jumps (on a square wave by 150 nats).
+    targets where a function of few inputs jumps (on a square wave by 150 nats). Layers trained on
+    the targets often lead at first only: the two best starts are therefore trained as long again.
 
     Args:
         data: rows in memory; processes that share them use a part of each minibatch each.
         layerwise: number of steps that each layer is trained alone.
-        steps: number of steps that all layers are then trained together.
+        steps: number of steps that all layers are then trained together, at a time.
         checkpoint: open log of the fit that this is a part of.
     """
     process_group, rows = data.process_group, data.require_dataset("a deep model")
     training = LayerTraining(0.03, samples, natural_rate=0.3)
 
-    def trained_elbo(start: DeepGP, context: TrainingContext) -> float:
-        model = deepcopy(start)
-        batches = Minibatches(rows, batch_size, generator, process_group=process_group)
+    batches = Minibatches(rows, batch_size, generator, process_group=process_group)
+
+    def trained_elbo(model: DeepGP, context: TrainingContext, *, alone: int) -> float:
         try:
-            train_layerwise(model, batches, training=training, steps=layerwise, context=context)
+            train_layerwise(model, batches, training=training, steps=alone, context=context)
             training.run(model, batches, "start", steps=steps, context=context)
             elbo = estimate_elbo(model, rows, generator=generator)
         except (TrainingError, NotPositiveDefiniteError):
@@ -407,7 +414,13 @@ def select_start(
         elbo = process_group.broadcast_object(elbo)
         return elbo if isfinite(elbo) else -inf
 
+    models = [deepcopy(start) for start in starts]
     with training_context(
         checkpoint, generator=generator, callbacks=callbacks, process_group=process_group
     ) as context:
-        return max(starts, key=lambda start: trained_elbo(start, context))
+        elbos = [trained_elbo(model, context, alone=layerwise) for model in models]
+        best = sorted(range(len(starts)), key=lambda number: -elbos[number])[:2]
+        for number in best:
+            if elbos[number] > -inf:
+                elbos[number] = trained_elbo(models[number], context, alone=0)
+        return starts[max(best, key=lambda number: elbos[number])]

@@ -1,0 +1,137 @@
+"""The shallow alternative of a deep fit: a deep GP whose hidden layers are the identity.
+
+Sampled training of a deep GP does not always reach the ELBO of a shallow GP of the same rows, for
+which the exact evidence selects kernel and hyper-parameters. Few rows can have both.
+"""
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+
+from winnowgp.data import Dataset, Source
+from winnowgp.estimators import validation
+from winnowgp.estimators.kernels import kernel_from
+from winnowgp.models import DeepGP, DeepLayer, SparseGP
+from winnowgp.models.deep_gp import seeded_elbo
+from winnowgp.models.deep_sites import deep_sites
+from winnowgp.models.likelihoods import copy_likelihood
+from winnowgp.selection import Selection
+from winnowgp.training import FastSchedule, FitResult, Tolerance, fit
+from winnowgp.training.initialization import noise_of, set_noise
+from winnowgp.training.schedules import SizedDeepModel, draw_seed
+
+IDENTITY_SAMPLES = 2
+"""Number of samples of a prediction that hidden layers at the identity need."""
+# Largest number of rows of which a shallow GP is fitted as well.
+_MOST_ROWS = 2000
+# Prior variance of hidden functions about the identity.
+_VARIANCE = 1e-8
+
+
+def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool:
+    """Return whether a deep GP of these parameters can be a shallow one, and may be."""
+    defaults = params.schedule == "fast" and params.hidden_mean == "auto"
+    limits = (params.alpha, params.max_cost, params.max_predict_us)
+    gaussian = isinstance(params.likelihood, GaussianLikelihood)
+    return (
+        defaults
+        and params.tolerance is not None
+        and all(limit is None for limit in limits)
+        and gaussian
+        and noise_of(params.likelihood) is not None
+        and all(width == rows.D for width in params.width[: params.layers - 1])
+        and not params.skip_connections
+        and isinstance(params.kernel[params.layers - 1], str)
+        and rows.P == 1
+        and rows.process_group.world_size == 1
+        and _MOST_ROWS >= rows.N
+    )
+
+
+def with_shallow_alternative(
+    result: FitResult[Any],
+    rows: Dataset,
+    params: validation.Parameters,
+    generator: torch.Generator,
+) -> FitResult[Any]:
+    """Return the result of a deep fit, or that of a shallow GP whose ELBO is clearly higher.
+
+    The deep GPs then are smaller models, with their gap to it.
+
+    Args:
+        result: of the deep fit.
+        rows: standardised rows.
+        generator: source of randomness.
+    """
+    shallow = _fitted_shallow(rows, params, generator)
+    seed = draw_seed(generator)
+    model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
+    elbo = seeded_elbo(model, rows, generator, seed=seed)
+    if elbo <= result.elbo + params.tolerance * rows.observations:
+        return result
+    identity = [
+        Selection(points.new_ones(1), points.new_ones(1).bool(), points.new_zeros(0), None, None)
+        for points in model.candidate_sets[:-1]
+    ]
+    return FitResult(
+        model=model,
+        posterior=model.posterior(samples=IDENTITY_SAMPLES),
+        selections=(*identity, shallow.selection),
+        candidates=(
+            *(points.detach() for points in model.candidate_sets[:-1]),
+            shallow.candidates[0],
+        ),
+        elbo=elbo,
+        elbo_gap=shallow.elbo_gap,
+        allocations=(*result.allocations, SizedDeepModel(result.posterior, result.elbo)),
+    )
+
+
+def is_identity(model: DeepGP) -> bool:
+    """Return whether the hidden layers of a model are those of a shallow alternative."""
+    hidden = [layer.kernel for layer in model.layers[:-1]]
+    return all(
+        isinstance(kernel, ScaleKernel) and kernel.outputscale.item() <= 2 * _VARIANCE
+        for kernel in hidden
+    )
+
+
+def _fitted_shallow(
+    rows: Dataset, params: validation.Parameters, generator: torch.Generator
+) -> FitResult[SparseGP]:
+    """Return the fit of a shallow GP with the last layer's kernel, or the best of several."""
+    own = params.kernel[params.layers - 1]
+    first, *others = params.shallow_kernels or (own,)
+    model = SparseGP(kernel_from(first, rows.D), rows.X[:0], noise=0.1)
+    schedule = FastSchedule(
+        Tolerance(params.tolerance),
+        kernels=tuple(kernel_from(other, rows.D) for other in others),
+        linear_term=bool(others),
+    )
+    # The seed of the fit, so that a shallow estimator of the same `random_state` gives the same.
+    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return fit(model, rows, schedule=schedule, callbacks=params.callbacks, generator=seeded)
+
+
+def _as_deep(
+    shallow: SparseGP, rows: Dataset, like: DeepGP, hidden: int, generator: torch.Generator
+) -> DeepGP:
+    """Return a shallow GP as a deep one with the optimal q(u)."""
+    D, last = rows.D, shallow.candidates.detach()
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
+    kernel.outputscale = _VARIANCE
+    eye = torch.eye(D, dtype=last.dtype)
+    # One point with its prior: hidden functions are the identity, and the KL divergence is zero.
+    identity = [
+        DeepLayer(kernel, rows.X[:1], outputs=D, slope=eye.to(last.device)) for _ in range(hidden)
+    ]
+    likelihood = copy_likelihood(like.likelihood)
+    noise = noise_of(likelihood)
+    assert noise is not None
+    set_noise(likelihood, shallow.noise.detach().expand_as(noise.value))
+    top = DeepLayer(shallow.kernel, last, outputs=1)
+    model = DeepGP([*identity, top], likelihood=likelihood)
+    sites = deep_sites(model, rows, eps=model.base_samples(rows.N, IDENTITY_SAMPLES, generator))
+    return model.with_layers([*model.layers[:-1], sites[-1].improved(model.layers[-1])])
