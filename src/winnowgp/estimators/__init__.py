@@ -13,13 +13,10 @@ from winnowgp.estimators.evaluation import (
     evaluate_model,
 )
 from winnowgp.estimators.export import export_numpy, export_onnx
+from winnowgp.estimators.fidelity import MultiFidelityGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.multi_output import (
-    AdditiveGPRegressor,
-    MultiFidelityGPRegressor,
-    MultiOutputGPRegressor,
-)
+from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.table_outputs import MultiOutputTable, fit_outputs_table
 from winnowgp.estimators.table_updates import TableUpdate, update_table

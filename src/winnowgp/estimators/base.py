@@ -28,7 +28,7 @@ from winnowgp.estimators.rows import refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
-    FidelityPosterior,
+    FidelityModel,
     HeteroscedasticPosterior,
     MixturePosterior,
     MultiOutputPosterior,
@@ -54,7 +54,7 @@ AnyPosterior: TypeAlias = (
     | HeteroscedasticPosterior
     | MixturePosterior
     | MultiOutputPosterior
-    | FidelityPosterior
+    | FidelityModel
     | DeepPosterior
 )
 """A posterior of observed inputs."""

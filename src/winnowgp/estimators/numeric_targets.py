@@ -35,7 +35,7 @@ from winnowgp.estimators.rows import (
 )
 from winnowgp.estimators.target_scaler import TargetScaler, logarithm
 from winnowgp.models import (
-    FidelityPosterior,
+    FidelityModel,
     MixturePosterior,
     MultiOutputPosterior,
     Posterior,
@@ -221,7 +221,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             )
         gaussian = is_plain(self.likelihood_, GaussianLikelihood)
         plain = gaussian and isinstance(
-            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityPosterior
+            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityModel
         )
         if self._takes_logarithm() or not plain:
             raise InputError(

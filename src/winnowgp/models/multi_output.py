@@ -110,6 +110,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
     """
 
     mixing_learnt: Tensor
+    initial_mixing: Tensor
 
     def __init__(
         self,
@@ -128,6 +129,10 @@ class MultiOutputGP(SelectableModel[Dataset]):
                 f"set of candidates; got {[P, Q]} for {len(noise)} noise variances, {len(kernels)} "
                 f"kernels and {len(candidates)} sets of candidates."
             )
+        if learnt is not None and learnt.shape != mixing.shape:
+            raise InputError(
+                f"`learnt` must have the shape of `mixing`, {[P, Q]}; got {list(learnt.shape)}."
+            )
         for kernel, points in zip(kernels, candidates, strict=True):
             check_kernel(kernel, points, name="kernels")
         self._kernels = nn.ModuleList(copy_module(kernel).to(mixing) for kernel in kernels)
@@ -135,9 +140,10 @@ class MultiOutputGP(SelectableModel[Dataset]):
             nn.Parameter(points.detach().clone()) for points in candidates
         )
         self.likelihood = gaussian_noise(noise.detach())
-        self.raw_mixing = nn.Parameter(mixing.detach().clone())
-        everything = torch.ones_like(mixing, dtype=torch.bool)
-        self.register_buffer("mixing_learnt", everything if learnt is None else learnt.clone())
+        entries = torch.ones_like(mixing, dtype=torch.bool) if learnt is None else learnt
+        self.register_buffer("mixing_learnt", entries.clone())
+        self.register_buffer("initial_mixing", mixing.detach().clone())
+        self.raw_mixing = nn.Parameter(mixing.detach()[entries])
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -147,12 +153,12 @@ class MultiOutputGP(SelectableModel[Dataset]):
     @property
     def P(self) -> int:
         """Number of targets."""
-        return self.raw_mixing.shape[0]
+        return self.mixing_learnt.shape[0]
 
     @property
     def Q(self) -> int:
         """Number of processes."""
-        return self.raw_mixing.shape[1]
+        return self.mixing_learnt.shape[1]
 
     @property
     def K(self) -> int:
@@ -171,8 +177,8 @@ class MultiOutputGP(SelectableModel[Dataset]):
 
     @property
     def mixing(self) -> Float[Tensor, "P Q"]:
-        """The mixing matrix W; entries that are not learnt have no gradient."""
-        return torch.where(self.mixing_learnt, self.raw_mixing, self.raw_mixing.detach())
+        """The mixing matrix W; `raw_mixing` has the entries that are learnt."""
+        return self.initial_mixing.masked_scatter(self.mixing_learnt, self.raw_mixing)
 
     @property
     def noise(self) -> Float[Tensor, " P"]:

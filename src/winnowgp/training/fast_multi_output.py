@@ -362,7 +362,7 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
         initialization.set_noise(start.likelihood, (noise * variance).clamp_min(1e-5))
         if learnt:
             with torch.no_grad():
-                start.raw_mixing.copy_(principal_mixing(data, model.Q))
+                start.raw_mixing.copy_(principal_mixing(data, model.Q).flatten())
         starts.append(start)
     return starts
 
