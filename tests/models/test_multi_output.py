@@ -191,6 +191,9 @@ def test_condition_on_equals_posterior_of_all_rows(kind: str) -> None:
         one, other = (getattr(each.predict(data.X), name) for each in (after, together))
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(after.covariance(data.X), together.covariance(data.X))
+    # What the rows add to the collapsed bound.
+    gained = gp.bound(data).detach() - gp.bound(first).detach()
+    torch.testing.assert_close(gp.posterior(first).log_predictive(more), gained)
     with pytest.raises(InputError, match="must have 3 target columns; got 1"):
         after.condition_on(Dataset.of(data.X, data.X[:, 0]))
 
@@ -202,12 +205,20 @@ def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
         kernels(), [data.X[:4], data.X[:6]], mixing=MIXING, learnt=learnt, noise=NOISE
     )
     gp.bound(data).backward()
-    assert bool(((gp.raw_mixing.grad != 0) == learnt).all())
+    assert gp.raw_mixing.numel() == 4
+    assert gp.raw_mixing.grad is not None
+    assert bool((gp.raw_mixing.grad != 0).all())
+    with torch.no_grad():
+        gp.raw_mixing += 1
+    torch.testing.assert_close(gp.mixing, MIXING + learnt.double())
 
 
 def test_shapes_that_do_not_match_are_refused() -> None:
     data = rows()
     with pytest.raises(InputError, match="`mixing` must have a row for each noise"):
         MultiOutputGP(kernels(), [data.X], mixing=MIXING, noise=NOISE)
+    square = torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(InputError, match=r"`learnt` must have the shape of `mixing`, \[3, 2\]"):
+        MultiOutputGP(kernels(), [data.X] * 2, mixing=MIXING, learnt=square, noise=NOISE)
     with pytest.raises(InputError, match="the model has 3 targets; the data have 1"):
         model(data.X, data.X).bound(Dataset.of(data.X, data.X[:, 0]))

@@ -18,7 +18,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models.mixture import mixture_moments
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior, ProcessMixture
-from winnowgp.models.observations import Prediction, gaussian_noise, target_noise
+from winnowgp.models.observations import LEAST_NOISE, Prediction, gaussian_noise, target_noise
 from winnowgp.models.quadrature import standard_deviation
 from winnowgp.models.quantiles import gaussian_quantiles
 
@@ -269,9 +269,9 @@ class NonlinearFidelityPosterior(FidelityModel):
 
     @property
     def likelihood(self) -> Likelihood:
-        """Gaussian noise with a variance for each fidelity."""
+        """Gaussian noise with a variance for each fidelity, of at least 2e-6."""
         noise = torch.cat([target_noise(mode.likelihood) for mode in self.modes])
-        return gaussian_noise(noise * self.scale.square()).to(noise.device)
+        return gaussian_noise((noise * self.scale.square()).clamp_min(2 * LEAST_NOISE))
 
     @property
     def component_weights(self) -> Float[Tensor, " S"]:
@@ -350,7 +350,8 @@ def _followed(
             normal = torch.special.ndtri(uniform[:, uniform.shape[1] // 2 + t - 1])
             f = mean + standard_deviation(variance) * normal[:, None]
             inputs = torch.cat([X.expand(S, -1, -1), f[..., None]], 2)
-        member = torch.searchsorted(function.member_weights.cumsum(0)[:-1], uniform[:, t])
+        ends = function.member_weights.cumsum(0)[:-1]
+        member = torch.searchsorted(ends, uniform[:, t].contiguous())
         mean, variance = torch.zeros_like(f), torch.zeros_like(f)
         for number in member.unique().tolist():
             own = member == number

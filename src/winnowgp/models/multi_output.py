@@ -118,7 +118,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
         candidates: Sequence[Float[Tensor, "_ D"]],
         *,
         mixing: Float[Tensor, "P Q"],
-        learnt: Bool[Tensor, "P Q"] | None = None,
+        learnt: Bool[Tensor, "_ _"] | None = None,
         noise: Float[Tensor, " P"],
     ) -> None:
         super().__init__()
