@@ -190,7 +190,15 @@ def summary(rows: list[Row]) -> str:
                     f"{mean(fit['cpu_s'] for fit in fits):.0f}",
                 ]
             )
-    header = ["function", ">noise", "model", ">seeds", "points per process", ">RMSE", ">test log density"]
+    header = [
+        "function",
+        ">noise",
+        "model",
+        ">seeds",
+        "points per process",
+        ">RMSE",
+        ">test log density",
+    ]
     return markdown([*header, ">90 % intervals hold", ">CPU s"], lines)
 
 
