@@ -133,7 +133,8 @@ def test_averages_over_hyperparameters_widen_intervals(
     narrow, wide = (model.predict(rows, return_std=True)[1].mean() for model in (point, averaged))
     assert wide > 1.1 * narrow
     lower, upper = averaged.predict_quantiles(rows, [0.1, 0.9])
-    assert (lower < averaged.predict(rows)).all() and (averaged.predict(rows) < upper).all()
+    assert (lower < averaged.predict(rows)).all()
+    assert (averaged.predict(rows) < upper).all()
 
 
 def test_averaged_members_gain_weight_by_their_predictions(

@@ -18,7 +18,11 @@ from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.table_outputs import MultiOutputTable, fit_outputs_table
+from winnowgp.estimators.table_outputs import (
+    MultiOutputTable,
+    cross_validate_outputs,
+    fit_outputs_table,
+)
 from winnowgp.estimators.table_updates import TableUpdate, update_table
 from winnowgp.estimators.tables import fit_table
 from winnowgp.estimators.tabular_model import TabularModel
@@ -39,6 +43,7 @@ __all__ = [
     "TabularModel",
     "column_effect",
     "compare_models",
+    "cross_validate_outputs",
     "cross_validate_table",
     "diagnose",
     "evaluate_model",

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from torch import Tensor
@@ -41,6 +40,7 @@ class MultiOutputGPRegressor(ProcessEstimator):
         mixing: "lmc" learns the mixing matrix (linear model of coregionalisation; ICM of rank one
             with one process). "independent" has one process per target and the identity.
 
+    >>> import numpy as np
     >>> X = np.linspace(0, 6, 40)[:, None]
     >>> Y = np.column_stack([np.sin(X[:, 0]), 1 - 2 * np.sin(X[:, 0])])
     >>> model = MultiOutputGPRegressor(n_latents=1, random_state=0).fit(X, Y)
@@ -99,6 +99,7 @@ class AdditiveGPRegressor(ProcessEstimator):
     Attributes:
         terms_: the terms of the kernel, strings if it is one.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(size=(60, 2))
     >>> y = np.sin(6 * X[:, 0]) + X[:, 1]
