@@ -349,7 +349,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self, source: Source, params: validation.Parameters
     ) -> tuple[Source, TargetScaler]:
         if not self._out_of_core:
-            data = rows_in_memory(source, "a deep model").merged()
+            data = rows_in_memory(source, f"`{type(self).__name__}`").merged()
             rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
             return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":
