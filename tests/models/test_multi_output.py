@@ -121,16 +121,19 @@ def test_blocks_of_rows_change_neither_bound_nor_gradient(monkeypatch: pytest.Mo
     data = rows("complete")
     gp = model(data.X[:4], data.X[:6])
     values = []
-    for size in (100, 5):
-        monkeypatch.setattr(multi_output, "CHUNK", size)
+    # Rows with weights have a matrix A each, by another path.
+    ones = replace(data, weights=torch.ones(data.N, dtype=torch.float64))
+    for size, each in ((100, data), (5, data), (5, ones)):
+        monkeypatch.setattr(multi_output, "block_size", lambda *_, size=size: size)
         gp.zero_grad()
-        value = gp.chunked_bound(data)()
+        value = gp.chunked_bound(each)()
         value.backward()
         values.append(
             [value.detach(), *(1 * p.grad for p in gp.parameters() if p.grad is not None)]
         )
-    for one, other in zip(*values, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+    for one, *others in zip(*values, strict=True):
+        for other in others:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
 def test_identity_mixing_equals_independent_models() -> None:

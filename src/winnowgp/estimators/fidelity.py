@@ -233,6 +233,10 @@ class MultiFidelityGPRegressor(ProcessEstimator):
         kernel = chain_kernel(params.kernel, D - 1)
         return super()._kernels(validation.Parameters(**vars(params) | {"kernel": kernel}), D, Q)
 
+    def _may_be_irrelevant(self, params: validation.Parameters, process: int) -> bool:
+        # Higher fidelities have few rows, and depend on what the lower ones depend on.
+        return not (process if params.relation == "linear" else params.chained)
+
     def _after_training(
         self,
         result: FitResult[Any],

@@ -215,9 +215,13 @@ class ProcessEstimator(NumericTargets, ABC):
     def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
         """Return the kernels that training begins with, one for each process."""
         kernels = [kernel_from(params.kernel, D, scale=params.kernel_scale) for _ in range(Q)]
-        for kernel in kernels if params.priors == "weak" else ():
-            add_weak_priors(kernel)
+        for number, kernel in enumerate(kernels if params.priors == "weak" else ()):
+            add_weak_priors(kernel, irrelevant=self._may_be_irrelevant(params, number))
         return kernels
+
+    def _may_be_irrelevant(self, params: validation.Parameters, process: int) -> bool:
+        """Return whether the prior of a process lets columns be irrelevant at no cost."""
+        return True
 
     def _check_combination(self, params: validation.Parameters) -> None:
         """Accept all combinations of parameters."""

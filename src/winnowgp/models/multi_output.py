@@ -19,7 +19,7 @@ points between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -31,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior, moment_upper_bound
 from winnowgp.bounds.collapsed import exact_log_marginal, weight_correction
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments
-from winnowgp.bounds.row_blocks import CHUNK, JITTER
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments, weighted_products
+from winnowgp.bounds.row_blocks import JITTER, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky
@@ -319,16 +319,21 @@ class MultiOutputGP(SelectableModel[Dataset]):
     def _moments(self, data: Dataset, L: list[Tensor]) -> Moments:
         """Return the moments of all rows, differentiable, in blocks of rows."""
 
+        # If all rows have the same A, it multiplies the sum of all products V Vᵀ.
+        plain = data.complete and data.weights is None and data.noise is None
+        shared = self._targets(data.part(slice(1))).A[0] if plain else None
+
         def moments_of(rows: Dataset) -> Moments:
             pairs = list(zip(self.kernels, self.candidate_sets, strict=True))
-            return mixed_moments(
-                L,
-                [covariance(kernel, Z, rows.X) for kernel, Z in pairs],
-                kff=torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs]),
-                targets=self._targets(rows),
-            )
+            kff = torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs])
+            targets = self._targets(rows)
+            if shared is not None:
+                kff = shared.diagonal()[:, None] * kff
+                targets = replace(targets, A=torch.ones_like(targets.A))
+            Kuf = [covariance(kernel, Z, rows.X) for kernel, Z in pairs]
+            return mixed_moments(L, Kuf, kff=kff, targets=targets)
 
-        blocks = list(data.chunks(CHUNK))
+        blocks = list(data.chunks(block_size(data.device, self.K, data.D)))
         if len(blocks) == 1 or not torch.is_grad_enabled():
             parts = map(moments_of, blocks)
         else:
@@ -337,4 +342,6 @@ class MultiOutputGP(SelectableModel[Dataset]):
         for part in parts:
             total = part if total is None else total + part
         assert total is not None
-        return total
+        if shared is None:
+            return total
+        return replace(total, C=weighted_products(total.C, shared, [len(each) for each in L]))
