@@ -69,7 +69,8 @@ class MultiFidelityGPRegressor(ProcessEstimator):
             ones, and "auto" averages with up to 500 rows. Predictions of a linear relation then
             take 16 times as long.
         priors: "weak" adds priors of short lengthscales, kernel variances and noise; None adds
-            none. The noise of a simulator is small: its prior has the mode 0.01.
+            none. The noise of a simulator is small: its prior has the mode 0.03, and that of the
+            discrepancies makes irrelevant columns improbable.
 
     Attributes:
         fidelities_: values of the column of fidelities, in ascending order.
@@ -94,7 +95,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
     relation: str = "linear"
     hyper: str = "auto"
 
-    _noise_prior: ClassVar[Mapping[str, tuple[float, float]]] = {"noise": (0.01, 2.5)}
+    _noise_prior: ClassVar[Mapping[str, tuple[float, float]]] = {"noise": (0.03, 1.5)}
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **ProcessEstimator._constraints,
