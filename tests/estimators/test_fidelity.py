@@ -189,6 +189,6 @@ def test_conditioned_chain_learns_from_any_fidelity(squared: MultiFidelityGPRegr
 )
 def test_wrong_parameters_are_refused(settings: dict[str, Any], message: str) -> None:
     X = np.column_stack([INPUTS, INPUTS, LEVELS])
+    model = MultiFidelityGPRegressor(relation="nonlinear").set_params(**settings)
     with pytest.raises(InputError, match=message):
-        model = MultiFidelityGPRegressor(relation="nonlinear").set_params(**settings)
         model.fit(X, CURVE)
