@@ -16,9 +16,9 @@ X_HIGH = torch.tensor([[0.2], [1.1], [1.7], [2.6]]).double()
 NEW = torch.linspace(0.1, 2.9, 15).double()[:, None]
 KERNEL = RBFKernel(ard_num_dims=1).double().initialize(lengthscale=0.8)
 # k_x · k_f + k_δ, of the columns x and f.
-CHAIN = RBFKernel(active_dims=[0]).double().initialize(lengthscale=2.0) * RBFKernel(
-    active_dims=[1]
-).double().initialize(lengthscale=1.2) + RBFKernel(active_dims=[0]).double().initialize(
+CHAIN = RBFKernel(active_dims=(0,)).double().initialize(lengthscale=2.0) * RBFKernel(
+    active_dims=(1,)
+).double().initialize(lengthscale=1.2) + RBFKernel(active_dims=(0,)).double().initialize(
     lengthscale=1.5
 )
 

@@ -212,7 +212,7 @@ def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
     assert gp.raw_mixing.grad is not None
     assert bool((gp.raw_mixing.grad != 0).all())
     with torch.no_grad():
-        gp.raw_mixing += 1
+        gp.raw_mixing.add_(1)
     torch.testing.assert_close(gp.mixing, MIXING + learnt.double())
 
 

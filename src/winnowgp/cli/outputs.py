@@ -131,7 +131,8 @@ def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: s
 def outputs_choice(model: "MultiOutputTable") -> "Choice":
     """Return what `winnow frontier` shows: the points of all processes, and gaps per target."""
     estimator = model.estimator
-    exact = estimator.evidence_.lower if estimator.evidence_.exact else None
+    evidence = estimator.evidence_
+    exact = evidence.lower if evidence is not None and evidence.exact else None
     return {
         "points": sum(estimator.n_inducing_),
         "candidates": sum(map(len, estimator.candidates_)),
@@ -150,4 +151,12 @@ def outputs_choice(model: "MultiOutputTable") -> "Choice":
         "sizes": [],
         "resized_from": None,
         "kernel": None,
+        "kernel_evidence": {},
+        "evidence": None if evidence is None else (evidence.lower, evidence.upper),
+        "evidence_method": None if evidence is None else evidence.method,
+        "kl": None,
+        "growth_limit": None,
+        "last_gain": None,
+        "predictive_gap": None,
+        "predictive_gap_se": None,
     }

@@ -95,7 +95,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
     relation: str = "linear"
     hyper: str = "auto"
 
-    _noise_prior: ClassVar[Mapping[str, tuple[float, float]]] = {"noise": (0.03, 1.5)}
+    _noise_prior: ClassVar[tuple[float, float]] = (0.03, 1.5)
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **ProcessEstimator._constraints,

@@ -22,7 +22,7 @@ from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
-from winnowgp.models.priors import add_weak_priors
+from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
 from winnowgp.training.checkpoint import CheckpointLog
 
 # Initial share of noise in the variance of a target.
@@ -124,8 +124,8 @@ class ProcessEstimator(NumericTargets, ABC):
 
     # Whether there may be several targets.
     _several_targets: ClassVar[bool] = False
-    # Another prior of the noise than the usual weak one.
-    _noise_prior: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    # Mode and width of the prior of the noise.
+    _noise_prior: ClassVar[tuple[float, float]] = WEAK_NOISE
 
     max_points: int | None = None
     widths: Sequence[int | str] | None = None
@@ -286,7 +286,7 @@ class ProcessEstimator(NumericTargets, ABC):
             noise=torch.full((data.P,), _INITIAL_NOISE, dtype=data.dtype),
         )
         if params.priors == "weak":
-            add_weak_priors(model.likelihood, **self._noise_prior)
+            add_weak_priors(model.likelihood, noise=self._noise_prior)
         return model.to(params.device)
 
     def _training_schedule(

@@ -176,13 +176,13 @@ class FidelityPosterior(FidelityModel):
         levels: Float[Tensor, " F"],
     ) -> None:
         super().__init__(column=column, levels=levels)
-        self.function = function
+        self.function: MultiOutputPosterior | ProcessMixture = function
 
     @property
     def modes(self) -> list[MultiOutputPosterior]:
         """The posterior at the fitted hyper-parameters."""
-        single = isinstance(self.function, MultiOutputPosterior)
-        return [self.function if single else self.function.mode]
+        function = self.function
+        return [function.mode if isinstance(function, ProcessMixture) else function]
 
     @property
     def likelihood(self) -> Likelihood:
@@ -207,8 +207,8 @@ class FidelityPosterior(FidelityModel):
     def _components(
         self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
     ) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
-        mixture = isinstance(self.function, ProcessMixture)
-        members = self.function.members if mixture else [self.function]
+        function = self.function
+        members = function.members if isinstance(function, ProcessMixture) else [function]
         each = [member.predict(inputs, observed=observed) for member in members]
         means, variances = ([getattr(y, n)[:, level] for y in each] for n in ("mean", "variance"))
         return torch.stack(means), torch.stack(variances)

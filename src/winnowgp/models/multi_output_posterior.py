@@ -339,6 +339,7 @@ class ProcessMixture(nn.Module):
     """
 
     member_weights: Tensor
+    mode: MultiOutputPosterior
 
     def __init__(
         self,

@@ -39,11 +39,11 @@ def log_prior_of(model: nn.Module) -> Callable[[], Scalar]:
 
 # Mode and width of the weak priors, for standardised inputs and targets. The lengthscales of a
 # kernel on D columns grow as √D, as the distances between rows do.
-_LENGTHSCALE, _VARIANCE, _NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
+_LENGTHSCALE, _VARIANCE, WEAK_NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
 
 
 def add_weak_priors(
-    module: nn.Module, *, noise: tuple[float, float] = _NOISE, irrelevant: bool = True
+    module: nn.Module, *, noise: tuple[float, float] = WEAK_NOISE, irrelevant: bool = True
 ) -> None:
     """Register weak priors on lengthscales, kernel variances and noise that have none.
 

@@ -187,7 +187,8 @@ def cross_validate_outputs(
     table.require_columns(names, argument="`targets`")
     # First, so that an error about a cell gives its row in the whole table.
     model = fit_outputs_table(table, names, test_size=0, seed=seed, **options)
-    labelled = table.part(~np.column_stack([table.missing(name) for name in names]).all(1))
+    empty = np.column_stack([table.missing(name) for name in names]).all(axis=1)
+    labelled = table.part(np.flatnonzero(~empty))
     dates = options.get("dates", "auto")
     splits = cross_validation_splits(labelled, folds, split_by=split_by, seed=seed, dates=dates)
     qualities = []
@@ -220,7 +221,7 @@ def _observed_targets(
         table = parse_numbers(table, column_kinds(table, tuple(targets)))
         columns = [table.values[name] for name in targets]
     Y = np.column_stack(columns).astype(np.float64)
-    seen = np.isfinite(Y).any(1)
+    seen = np.flatnonzero(np.isfinite(Y).any(axis=1))
     return table.part(seen), Y[seen]
 
 
