@@ -61,12 +61,12 @@ def test_saved_model_has_quality_and_equal_predictions(table: Path, model: Path)
 def test_other_commands_and_options_refuse_several_targets(
     table: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["info", str(model)]) == 2
-    assert "only `winnow predict` can use" in capsys.readouterr().err
+    assert run(["compare", str(model), str(model), str(table)]) == 2
+    assert "`evaluate` and `frontier` can use" in capsys.readouterr().err
     assert run(["predict", str(model), str(table), "--quantiles", "0.5"]) == 2
     assert "`quantiles` are for models of one target" in capsys.readouterr().err
-    assert run(["fit", str(table), "-t", "wave", "-t", "level", "--cv", "5"]) == 2
-    assert "`--cv` is for models of one target" in capsys.readouterr().err
+    assert run(["fit", str(table), "-t", "wave", "-t", "level", "--hyper", "point"]) == 2
+    assert "`--hyper` is for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--layers", "2"]) == 2
     assert "`--layers` is for models of one target" in capsys.readouterr().err
     for targets, message in (
@@ -75,6 +75,64 @@ def test_other_commands_and_options_refuse_several_targets(
     ):
         with pytest.raises(InputError, match=message):
             fit_outputs_table(winnowgp.read_table(table), targets, drop=("name",))
+    rows = winnowgp.read_table(table)
+    values = {**rows.values, "wave_mean": rows.values["name"]}
+    with pytest.raises(InputError, match="name of a prediction; got 'wave_mean'"):
+        fit_outputs_table(values, ["wave", "level"], id_column="wave_mean", drop=("name",))
+
+
+def test_info_evaluate_and_frontier_describe_several_targets(
+    table: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert "wave, level" in shown
+    assert "inducing points" in shown
+    assert f"data: {table.name}" in shown
+    assert run(["info", str(model), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    loaded = winnowgp.load(model)
+    assert isinstance(loaded, MultiOutputTable)
+    assert info["inputs"] == list(loaded.encoder.features)
+    assert np.shape(info["mixing"]) == (2, len(info["inducing_points"]))
+    assert run(["evaluate", str(model), str(table), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows = winnowgp.read_table(table)
+    y = rows.values["level"].astype(float)
+    error = float(np.sqrt(np.mean((loaded.predict(rows)["level_mean"] - y) ** 2)))
+    assert result["quality"]["level"]["rmse"] == pytest.approx(error)
+    assert result["quality"]["wave"]["rows"] == 40
+    assert result["used_for_training"] is True
+    assert run(["evaluate", str(model), str(table)]) == 0
+    assert "fitted to" in capsys.readouterr().out
+    assert run(["frontier", str(model), "--json"]) == 0
+    frontier = json.loads(capsys.readouterr().out)
+    assert frontier["selected"] == sum(loaded.estimator.n_inducing_)
+    at = {row["inducing_points"]: row["elbo_nats"] for row in frontier["frontier"]}
+    assert at[frontier["selected"]] >= loaded.estimator.elbo_ - 1e-6
+    assert run(["frontier", str(model)]) == 0
+
+
+def test_cross_validation_reports_means_over_folds(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--tolerance", "0.5", "--cv", "2", "--drop", "name,side"]
+    out = str(table.with_name("validated.winnow"))
+    assert run(["fit", str(table), "-t", "wave", "-t", "level", *arguments, "-o", out]) == 0
+    assert "Mean of 2 folds" in capsys.readouterr().out
+    quality = winnowgp.load(out).quality
+    # Every row is held out once.
+    assert quality["level"]["rows"] == 50
+    assert quality["wave"]["rows"] == 40
+    assert quality["level"]["r2"] > 0.9
+
+
+def test_constant_held_out_target_has_no_r2(table: Path, model: Path) -> None:
+    loaded = winnowgp.load(model)
+    rows = winnowgp.read_table(table)
+    same = loaded.evaluate({**rows.values, "level": np.full(50, 3.0)})
+    assert "r2" not in same["level"]
+    assert same["level"]["rows"] == 50
 
 
 def test_json_reports_points_of_each_process(

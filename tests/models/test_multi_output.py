@@ -121,16 +121,19 @@ def test_blocks_of_rows_change_neither_bound_nor_gradient(monkeypatch: pytest.Mo
     data = rows("complete")
     gp = model(data.X[:4], data.X[:6])
     values = []
-    for size in (100, 5):
-        monkeypatch.setattr(multi_output, "CHUNK", size)
+    # Rows with weights have a matrix A each, by another path.
+    ones = replace(data, weights=torch.ones(data.N, dtype=torch.float64))
+    for size, each in ((100, data), (5, data), (5, ones)):
+        monkeypatch.setattr(multi_output, "block_size", lambda *_, size=size: size)
         gp.zero_grad()
-        value = gp.chunked_bound(data)()
+        value = gp.chunked_bound(each)()
         value.backward()
         values.append(
             [value.detach(), *(1 * p.grad for p in gp.parameters() if p.grad is not None)]
         )
-    for one, other in zip(*values, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+    for one, *others in zip(*values, strict=True):
+        for other in others:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
 def test_identity_mixing_equals_independent_models() -> None:
@@ -191,6 +194,9 @@ def test_condition_on_equals_posterior_of_all_rows(kind: str) -> None:
         one, other = (getattr(each.predict(data.X), name) for each in (after, together))
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(after.covariance(data.X), together.covariance(data.X))
+    # What the rows add to the collapsed bound.
+    gained = gp.bound(data).detach() - gp.bound(first).detach()
+    torch.testing.assert_close(gp.posterior(first).log_predictive(more), gained)
     with pytest.raises(InputError, match="must have 3 target columns; got 1"):
         after.condition_on(Dataset.of(data.X, data.X[:, 0]))
 
@@ -202,12 +208,20 @@ def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
         kernels(), [data.X[:4], data.X[:6]], mixing=MIXING, learnt=learnt, noise=NOISE
     )
     gp.bound(data).backward()
-    assert bool(((gp.raw_mixing.grad != 0) == learnt).all())
+    assert gp.raw_mixing.numel() == 4
+    assert gp.raw_mixing.grad is not None
+    assert bool((gp.raw_mixing.grad != 0).all())
+    with torch.no_grad():
+        gp.raw_mixing.add_(1)
+    torch.testing.assert_close(gp.mixing, MIXING + learnt.double())
 
 
 def test_shapes_that_do_not_match_are_refused() -> None:
     data = rows()
     with pytest.raises(InputError, match="`mixing` must have a row for each noise"):
         MultiOutputGP(kernels(), [data.X], mixing=MIXING, noise=NOISE)
+    square = torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(InputError, match=r"`learnt` must have the shape of `mixing`, \[3, 2\]"):
+        MultiOutputGP(kernels(), [data.X] * 2, mixing=MIXING, learnt=square, noise=NOISE)
     with pytest.raises(InputError, match="the model has 3 targets; the data have 1"):
         model(data.X, data.X).bound(Dataset.of(data.X, data.X[:, 0]))

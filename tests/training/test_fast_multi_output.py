@@ -77,6 +77,17 @@ def test_max_points_limits_all_processes_together_and_keeps_both() -> None:
     assert min(result.posterior.sizes) >= 2
 
 
+def test_number_of_candidates_is_a_strict_limit() -> None:
+    data = rows(60)
+    context = TrainingContext(torch.Generator().manual_seed(0))
+    steps = _Steps.of(model(data), data, context, most=21)
+    pool = steps.pool(model(data), 21)
+    assert pool.K == 20
+    assert steps.with_fresh(pool, 64).K == 20
+    half = pool.with_candidates([Z[:3] for Z in pool.candidate_sets])
+    assert steps.with_fresh(half, 64).K == 20
+
+
 def test_candidates_of_a_process_are_rows_that_observe_it() -> None:
     data = rows(60)
     Y = data.Y.clone()

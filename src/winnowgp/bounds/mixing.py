@@ -23,6 +23,7 @@ process competes with those of all others, in nats.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, pi
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -95,10 +96,7 @@ def mixed_moments(
     """
     V, A = [solve_lower(*pair) for pair in zip(L, Kuf, strict=True)], targets.A
     if len(A) == 1:
-        sizes = torch.tensor([len(v) for v in V], device=A.device)
-        joint = torch.cat(V)
-        each = A[0].repeat_interleave(sizes, 0).repeat_interleave(sizes, 1)
-        C = each * (joint @ joint.mT)
+        C = weighted_products(_Products.apply(torch.cat(V)), A[0], [len(v) for v in V])
     else:
         blocks = {
             (q, s): (V[q] * A[:, q, s]) @ V[s].mT for q in range(len(V)) for s in range(q + 1)
@@ -116,3 +114,29 @@ def mixed_moments(
         constant=targets.constant,
         N=targets.count,
     )
+
+
+def weighted_products(
+    products: Float[Tensor, "K K"], A: Float[Tensor, "Q Q"], sizes: Sequence[int]
+) -> Float[Tensor, "K K"]:
+    """Return C from the products V Vᵀ of all processes, where all rows have the same A.
+
+    Args:
+        sizes: number of inducing points of each process.
+    """
+    process = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(A.device)
+    return A[process][:, process] * products
+
+
+class _Products(torch.autograd.Function):
+    """V Vᵀ with the gradient (G + Gᵀ) V: one product, where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, V: Tensor) -> Tensor:
+        ctx.save_for_backward(V)
+        return V @ V.mT
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (V,), (G,) = ctx.saved_tensors, gradients
+        return (G + G.mT) @ V

@@ -116,7 +116,7 @@ class RowBlocks:
             size: rows per block, instead of the size chosen for the device.
         """
         device = source.device if device is None else device
-        size = size or _block_size(device, points, source.D)
+        size = size or block_size(device, points, source.D)
         groups = _GROUPS if device.type == "cpu" and points < _MANY_POINTS else 1
         return cls(source, device=device, size=size, groups=groups)
 
@@ -200,7 +200,8 @@ def rbf_features(X: Float[Tensor, "N D"]) -> Float[Tensor, "N F"]:
     return torch.cat([X, X.square(), X.new_ones(X.shape[0], 1)], 1)
 
 
-def _block_size(device: torch.device, points: int, D: int) -> int:
+def block_size(device: torch.device, points: int, D: int) -> int:
+    """Return the number of rows that are evaluated at once on a device."""
     if device.type != "cuda":
         return CHUNK
     return gpu_size(free_memory(device), points, D)

@@ -10,7 +10,9 @@ import typer
 from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
 
 if TYPE_CHECKING:
-    from winnowgp.tabular import TabularModel
+    from collections.abc import Mapping
+
+    from winnowgp.tabular import MultiOutputTable, TabularModel
     from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
 
 Labelled = Annotated[
@@ -30,11 +32,23 @@ def evaluate(
     The constant model beside it is the best constant prediction of these very rows. Rows that the
     model was fitted to flatter it.
     """
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_outputs, load_table_model
+    from winnowgp.cli.outputs import print_output_quality
     from winnowgp.cli.summary import held_out_json, print_quality
     from winnowgp.data import read_table
     from winnowgp.tabular.evaluation import evaluate_model
 
+    if (outputs := load_outputs(model)) is not None:
+        scores = outputs.evaluate(read_table(data, encoding=encoding))
+        if json:
+            seen = _was_fitted_to(outputs, data)
+            content = {"file": str(model), "targets": outputs.targets, "data": str(data)}
+            content |= {"used_for_training": seen, "quality": scores}
+            typer.echo(json_format.dumps(content, ensure_ascii=False))
+            return
+        print_output_quality(scores, title=f"Rows of {data.name}")
+        _note_training_rows({model.name: outputs}, data)
+        return
     fitted = load_table_model(model)
     quality = evaluate_model(fitted, read_table(data, encoding=encoding))
     if json:
@@ -90,12 +104,18 @@ def compare(
     _note_training_rows({first.name: a, second.name: b}, data)
 
 
-def _was_fitted_to(model: "TabularModel", data: Path) -> bool:
+def _was_fitted_to(model: "TabularModel | MultiOutputTable", data: Path) -> bool:
     """Return whether a model was fitted to rows of this very file."""
-    return file_digest(data) in model.summary["settings"].get("data_sha256", "").split()
+    from winnowgp.tabular import TabularModel
+
+    single = isinstance(model, TabularModel)
+    settings = model.summary["settings"] if single else model.settings
+    return file_digest(data) in settings.get("data_sha256", "").split()
 
 
-def _note_training_rows(models: "dict[str, TabularModel]", data: Path) -> None:
+def _note_training_rows(
+    models: "Mapping[str, TabularModel | MultiOutputTable]", data: Path
+) -> None:
     """Say so if models were fitted to rows of the file that they are measured on."""
     fitted = [name for name, model in models.items() if _was_fitted_to(model, data)]
     if fitted:

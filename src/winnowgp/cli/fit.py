@@ -22,11 +22,12 @@ from winnowgp.cli.options import (
     is_main_process,
     launched,
 )
+from winnowgp.cli.outputs import fit_outputs, refuse_single_target_options
 from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
-    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular import TabularModel
     from winnowgp.tabular.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
@@ -276,7 +277,7 @@ def fit(
 
     from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.tabular import cross_validate_table, fit_outputs_table, fit_table
+    from winnowgp.tabular import cross_validate_table, fit_table
 
     if not quiet and not json:
         # The summary that is printed has these notes.
@@ -285,36 +286,38 @@ def fit(
     if len(target) > 1:
         single = {"--task": task == "auto", "--likelihood": likelihood in ("auto", "gaussian")}
         single |= {"--log-target": not log_target, "--noise-column": noise_column is None}
-        single |= {"--split-by": split_by is None, "--test-file": test_file is None}
-        single |= {"--cv": cv is None, "--max-predict-us": max_predict_us is None}
+        single |= {"--test-file": test_file is None, "--max-predict-us": max_predict_us is None}
         single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
         single |= {"--layers": layers == "1", "--hyper": hyper == "auto"}
         single |= {"--criterion": criterion == "elbo", "--precision": precision == "double"}
         single["--max-fit-seconds"] = max_fit_seconds is None
-        _refuse_for_several(single)
-        chosen: dict[str, Any] = {
-            "test_size": 0.2 if test_size is None else test_size,
-            "id_column": id_column,
-            "drop": dropped,
-            "categorical": categories,
-            "decimal": decimal,
-            "dates": dates,
-            "missing": missing,
-            "max_categories": max_categories,
-            "kernel": "rbf" if kernel == "auto" else kernel,
-            "priors": None if priors == "none" else priors,
-            "alpha": alpha_value,
-            "tolerance": tolerance,
-            "max_points": max_points,
-            "seed": seed,
-            "device": device,
-            "checkpoint": _checkpoint(checkpoint, checkpoint_every),
-            "settings": {"command": shlex.join(["winnow", *sys.argv[1:]]), "data": data.name},
-        }
-        with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
-            outputs = fit_outputs_table(table, target, callbacks=bars.update, **chosen)
-        outputs.save(output)
-        _print_outputs(outputs, output, quiet=quiet, json=json)
+        refuse_single_target_options(single)
+        fit_outputs(
+            table,
+            target,
+            output,
+            folds=cv,
+            quiet=quiet,
+            json=json,
+            test_size=0.2 if test_size is None else test_size,
+            split_by=split_by,
+            id_column=id_column,
+            drop=dropped,
+            categorical=categories,
+            decimal=decimal,
+            dates=dates,
+            missing=missing,
+            max_categories=max_categories,
+            kernel="rbf" if kernel == "auto" else kernel,
+            priors=None if priors == "none" else priors,
+            alpha=alpha_value,
+            tolerance=tolerance,
+            max_points=max_points,
+            seed=seed,
+            device=device,
+            checkpoint=_checkpoint(checkpoint, checkpoint_every),
+            settings=_settings(data),
+        )
         return
     test_table = None if test_file is None else read_table(test_file, encoding=encoding)
     options: dict[str, Any] = {
@@ -345,11 +348,7 @@ def fit(
         "seed": seed,
         "device": device,
         "precision": precision,
-        "settings": {
-            "command": shlex.join(["winnow", *sys.argv[1:]]),
-            "data": data.name,
-            "data_sha256": file_digest(data),
-        },
+        "settings": _settings(data),
     }
     # Progress goes to stderr: stdout is for the result.
     with PhaseBars(Console(stderr=True), quiet=quiet or json or not is_main_process()) as bars:
@@ -391,31 +390,13 @@ def _check_held_out(
         )
 
 
-def _refuse_for_several(single: dict[str, bool]) -> None:
-    """Raise an error if an option of models of one target was given.
-
-    Args:
-        single: whether each option has its default.
-    """
-    for option, is_default in single.items():
-        if not is_default:
-            raise InputError(f"`{option}` is for models of one target; leave it out.")
-
-
-def _print_outputs(model: "MultiOutputTable", output: Path, *, quiet: bool, json: bool) -> None:
-    """Print the inducing points of the processes, and the quality of each target."""
-    counts = list(model.estimator.n_inducing_)
-    if json:
-        result = {"file": str(output), "targets": model.targets, "inducing_points": counts}
-        result["elbo_gap_nats_per_target"] = model.estimator.elbo_gap_
-        result["quality"] = model.quality
-        typer.echo(json_format.dumps(result, ensure_ascii=False))
-    elif not quiet:
-        typer.echo(f"{len(counts)} processes with {', '.join(map(str, counts))} inducing points")
-        for target, scores in model.quality.items():
-            values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            typer.echo(f"{target}: {values} (held-out rows)")
-        typer.echo(f"model: {output}")
+def _settings(data: Path) -> dict[str, str]:
+    """Return the command and the data file, which are kept with the model."""
+    return {
+        "command": shlex.join(["winnow", *sys.argv[1:]]),
+        "data": data.name,
+        "data_sha256": file_digest(data),
+    }
 
 
 def _names(options: list[str] | None) -> tuple[str, ...]:

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 def info(model: ModelFile, json: Json = False) -> None:
     """Show what a model predicts, from which inputs, how well, and its settings."""
-    from winnowgp.cli.options import load_summary
+    from winnowgp.cli.options import load_outputs, load_summary
+    from winnowgp.cli.outputs import print_outputs
     from winnowgp.cli.summary import as_json, print_summary
 
+    if (outputs := load_outputs(model)) is not None:
+        print_outputs(outputs, model, json=json, details=True)
+        return
     summary = load_summary(model)
     if json:
         typer.echo(as_json(summary, file=str(model)))
@@ -38,13 +42,16 @@ def frontier(
 ) -> None:
     """Show the best ELBO known for each number of inducing points, and of the full GP.
 
-    For a deep model: the allocations of inducing points to layers that the fit has trained.
+    For a deep model: the allocations of inducing points to layers that the fit has trained. For
+    several targets: the points of all processes together, and gaps per observed target.
     """
     if output is not None:
         checked_output(output, PICTURES)
-    from winnowgp.cli.options import load_summary
+    from winnowgp.cli.options import load_outputs, load_summary
+    from winnowgp.cli.outputs import outputs_choice
 
-    choice = load_summary(model)["choice"]
+    outputs = load_outputs(model)
+    choice = load_summary(model)["choice"] if outputs is None else outputs_choice(outputs)
     if output is not None:
         from winnowgp.cli.plot import frontier_plot
         from winnowgp.plots.style import save_figure

@@ -116,6 +116,20 @@ def load_predictor(path: Path) -> "TabularModel | MultiOutputTable":
     return model
 
 
+def load_outputs(path: Path) -> "MultiOutputTable | None":
+    """Load a model of several targets; None if the file holds another one."""
+    from winnowgp.io.registry import load_field
+
+    if load_field(_checked_file(path), "targets", list[str])[0] != "MultiOutputTable":
+        return None
+    from winnowgp import load
+    from winnowgp.tabular import MultiOutputTable
+
+    model = load(path)
+    assert isinstance(model, MultiOutputTable)
+    return model
+
+
 def load_summary(path: Path) -> "Summary":
     """Load the summary of a model that `winnow fit` wrote, without the model.
 
@@ -145,8 +159,8 @@ def _checked_file(path: Path) -> Path:
 def _other_model(path: Path, kind: str) -> InputError:
     if kind == "MultiOutputTable":
         return InputError(
-            f"{path} holds a model of several targets, which only `winnow predict` can use; fit "
-            "one target for this command, or use `winnowgp.load` in Python."
+            f"{path} holds a model of several targets, which `winnow predict`, `info`, `evaluate` "
+            "and `frontier` can use; fit one target for this command."
         )
     return InputError(
         f"{path} holds a {kind}, saved from Python; the command line needs a file that "

@@ -27,7 +27,7 @@ from winnowgp.estimators.rows import dates_as_days, refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
-    FidelityPosterior,
+    FidelityModel,
     HeteroscedasticPosterior,
     MixturePosterior,
     MultiOutputPosterior,
@@ -53,7 +53,7 @@ AnyPosterior: TypeAlias = (
     | HeteroscedasticPosterior
     | MixturePosterior
     | MultiOutputPosterior
-    | FidelityPosterior
+    | FidelityModel
     | DeepPosterior
 )
 """A posterior of observed inputs."""

@@ -1,28 +1,25 @@
-"""Regression of several targets, of several fidelities, and by a sum of effects.
+"""Regression of several targets, and by a sum of effects.
 
-Every estimator here fits a `winnowgp.models.MultiOutputGP` with another mixing matrix: that of
-several targets is learnt, that of several fidelities is a triangle, and a sum of effects has ones.
+Both fit a `winnowgp.models.MultiOutputGP`: the mixing matrix of several targets is learnt, and that
+of a sum of effects has ones. `winnowgp.estimators.fidelity` has that of several fidelities.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import documented
 from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
-from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
-from winnowgp.models import FidelityPosterior
+from winnowgp.estimators.processes import ProcessEstimator
 
-# Processes of many targets, if their number is not given, and fidelities at most.
-_PROCESSES, _MOST_FIDELITIES = 6, 20
+# Processes of many targets, if their number is not given.
+_PROCESSES = 6
 
 
 @final
@@ -43,6 +40,7 @@ class MultiOutputGPRegressor(ProcessEstimator):
         mixing: "lmc" learns the mixing matrix (linear model of coregionalisation; ICM of rank one
             with one process). "independent" has one process per target and the identity.
 
+    >>> import numpy as np
     >>> X = np.linspace(0, 6, 40)[:, None]
     >>> Y = np.column_stack([np.sin(X[:, 0]), 1 - 2 * np.sin(X[:, 0])])
     >>> model = MultiOutputGPRegressor(n_latents=1, random_state=0).fit(X, Y)
@@ -87,104 +85,6 @@ class MultiOutputGPRegressor(ProcessEstimator):
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class MultiFidelityGPRegressor(ProcessEstimator):
-    """Regression of observations of several fidelities, the lower of which are cheaper.
-
-    The function of a fidelity is a multiple of the lower ones plus a discrepancy (Kennedy and
-    O'Hagan 2000): f_0 = δ_0, f_1 = ρ_10 δ_0 + δ_1, f_2 = ρ_20 δ_0 + ρ_21 δ_1 + δ_2. Each δ is a
-    process with a kernel and inducing points of its own, and each fidelity has its noise. A column
-    of `X` says which fidelity a row was observed at; in predictions, which one is predicted.
-
-    Args:
-        fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
-            Its values may be any numbers, larger ones are higher fidelities.
-
-    Attributes:
-        fidelities_: values of the column of fidelities, in ascending order.
-        rho_: the mixing of the discrepancies `[F F]`, a lower triangle with ones on its diagonal.
-
-    >>> x = np.linspace(0, 1, 30)
-    >>> low, high = np.column_stack([x, 0 * x]), np.column_stack([x[::6], 0 * x[::6] + 1])
-    >>> y = np.concatenate([np.sin(8 * x), 2 * np.sin(8 * x[::6]) + x[::6]])
-    >>> model = MultiFidelityGPRegressor(random_state=0).fit(np.concatenate([low, high]), y)
-    >>> model.predict([[0.5, 1.0]]).round(1)
-    array([-1.])
-    """
-
-    fidelity: int | str = -1
-
-    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
-        **ProcessEstimator._constraints,
-        "fidelity": column_or_name,
-    }
-
-    @property
-    def fidelities_(self) -> np.ndarray[Any, Any]:
-        """Values of the column of fidelities, in ascending order."""
-        return self.posterior_.levels.numpy()
-
-    @property
-    def rho_(self) -> np.ndarray[Any, Any]:
-        """The mixing of the discrepancies `[F F]`."""
-        return self._processes.mixing.numpy()
-
-    def _check_columns(self, params: validation.Parameters, D: int) -> None:
-        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        params.column = column_number("fidelity", params.fidelity, names, D)
-        if D < 2:
-            raise InputError("`X` must have at least one column besides the fidelity; got one.")
-        others = [d for d in range(D) if d != params.column]
-        # Widths are columns of X; the processes see the columns without the fidelity.
-        widths = [column_number("widths", each, names, D) for each in params.widths or ()]
-        if params.column in widths:
-            raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
-        params.widths = [others.index(d) for d in widths]
-        self._check_inputs(params, [names[d] for d in others] if names else (), D - 1)
-
-    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
-        super()._check_targets(params, data)
-        rows = data.require_dataset("several fidelities")
-        if (found := len(rows.X[:, params.column].unique())) > _MOST_FIDELITIES:
-            raise InputError(
-                f"`fidelity` must be a column of at most {_MOST_FIDELITIES} levels; got column "
-                f"{params.column}, which has {found} different values. Name the column that says "
-                "at which fidelity a row was observed."
-            )
-
-    def _fit(self, rows: Source, params: validation.Parameters) -> None:
-        """Give each fidelity a target of its own, and train a model of these."""
-        data, column = rows.require_dataset("several fidelities"), params.column
-        levels, level = data.X[:, column].unique(return_inverse=True)
-        Y = torch.full((data.N, len(levels)), torch.nan, dtype=data.dtype)
-        Y.scatter_(1, level[:, None], data.Y)
-        noise = None if data.noise is None else data.noise.expand(Y.shape)
-        others = [d for d in range(data.D) if d != column]
-        super()._fit(Dataset(data.X[:, others], Y, data.weights, noise), params)
-        self.posterior_ = FidelityPosterior(self.posterior_, column=column, levels=levels)
-        shift, scale = torch.zeros(data.D).double(), torch.ones(data.D).double()
-        shift[others], scale[others] = self._x_scaler.shift, self._x_scaler.scale
-        self._x_scaler = Standardiser(shift, scale)
-
-    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
-        return torch.ones(P, P).tril(), torch.ones(P, P, dtype=torch.bool).tril(-1)
-
-    def _process_inputs(self, X: Any) -> Tensor:
-        return self._inputs(X)[:, self._others()]
-
-    def _others(self) -> list[int]:
-        """Return the columns other than that of the fidelity."""
-        return [d for d in range(self.n_features_in_) if d != self.posterior_.column]
-
-    def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
-        scaler = self._x_scaler
-        if isinstance(self.posterior_, FidelityPosterior):
-            scaler = Standardiser(scaler.shift[self._others()], scaler.scale[self._others()])
-        return tuple(scaler.inverse(each.cpu().double()).numpy() for each in points)
-
-
-@final
-@documented
-@dataclass(kw_only=True, eq=False, repr=False)
 class AdditiveGPRegressor(ProcessEstimator):
     """Regression by a sum of effects, each with a band and inducing points of its own.
 
@@ -199,6 +99,7 @@ class AdditiveGPRegressor(ProcessEstimator):
     Attributes:
         terms_: the terms of the kernel, strings if it is one.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(size=(60, 2))
     >>> y = np.sin(6 * X[:, 0]) + X[:, 1]

@@ -36,7 +36,7 @@ from winnowgp.estimators.rows import (
     weighted_rows,
 )
 from winnowgp.models import (
-    FidelityPosterior,
+    FidelityModel,
     MixturePosterior,
     MultiOutputPosterior,
     Posterior,
@@ -228,7 +228,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             )
         gaussian = is_plain(self.likelihood_, GaussianLikelihood)
         plain = gaussian and isinstance(
-            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityPosterior
+            self.posterior_, Posterior | MixturePosterior | MultiOutputPosterior | FidelityModel
         )
         if self._takes_logarithm() or not plain:
             raise InputError(
@@ -356,7 +356,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         self, source: Source, params: validation.Parameters
     ) -> tuple[Source, TargetScaler]:
         if not self._out_of_core:
-            data = rows_in_memory(source, "a deep model").merged()
+            data = rows_in_memory(source, f"`{type(self).__name__}`").merged()
             rows, scaler = _scaled_targets(data, params.likelihood, single=source.P == 1)
             return source.with_rows(rows), scaler
         if params.schedule == "paper" or self.likelihood != "gaussian":

@@ -21,8 +21,8 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import BoxKernel, FidelityPosterior, MultiOutputGP, MultiOutputPosterior
-from winnowgp.models.priors import add_weak_priors
+from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
+from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
 from winnowgp.training.checkpoint import CheckpointLog
 
 # Initial share of noise in the variance of a target.
@@ -124,6 +124,8 @@ class ProcessEstimator(NumericTargets, ABC):
 
     # Whether there may be several targets.
     _several_targets: ClassVar[bool] = False
+    # Mode and width of the prior of the noise.
+    _noise_prior: ClassVar[tuple[float, float]] = WEAK_NOISE
 
     max_points: int | None = None
     widths: Sequence[int | str] | None = None
@@ -213,9 +215,13 @@ class ProcessEstimator(NumericTargets, ABC):
     def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
         """Return the kernels that training begins with, one for each process."""
         kernels = [kernel_from(params.kernel, D, scale=params.kernel_scale) for _ in range(Q)]
-        for kernel in kernels if params.priors == "weak" else ():
-            add_weak_priors(kernel)
+        for number, kernel in enumerate(kernels if params.priors == "weak" else ()):
+            add_weak_priors(kernel, irrelevant=self._may_be_irrelevant(params, number))
         return kernels
+
+    def _may_be_irrelevant(self, params: validation.Parameters, process: int) -> bool:
+        """Return whether the prior of a process lets columns be irrelevant at no cost."""
+        return True
 
     def _check_combination(self, params: validation.Parameters) -> None:
         """Accept all combinations of parameters."""
@@ -280,7 +286,7 @@ class ProcessEstimator(NumericTargets, ABC):
             noise=torch.full((data.P,), _INITIAL_NOISE, dtype=data.dtype),
         )
         if params.priors == "weak":
-            add_weak_priors(model.likelihood)
+            add_weak_priors(model.likelihood, noise=self._noise_prior)
         return model.to(params.device)
 
     def _training_schedule(
@@ -319,8 +325,7 @@ class ProcessEstimator(NumericTargets, ABC):
     @property
     def _processes(self) -> MultiOutputPosterior:
         """The posterior of all processes."""
-        posterior = self.posterior_
-        return posterior.function if isinstance(posterior, FidelityPosterior) else posterior
+        return self.posterior_
 
     def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
         return tuple(self._x_scaler.inverse(each.cpu().double()).numpy() for each in points)

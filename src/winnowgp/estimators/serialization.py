@@ -21,14 +21,11 @@ from winnowgp.data import Standardiser
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
+from winnowgp.estimators.fidelity import MultiFidelityGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
 from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
-from winnowgp.estimators.multi_output import (
-    AdditiveGPRegressor,
-    MultiFidelityGPRegressor,
-    MultiOutputGPRegressor,
-)
+from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import TargetScaler
 from winnowgp.estimators.stream_records import StreamRecord
@@ -36,11 +33,13 @@ from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import register
 from winnowgp.models import (
     DeepPosterior,
+    FidelityModel,
     FidelityPosterior,
     HeteroscedasticPosterior,
     LatentPosterior,
     MixturePosterior,
     MultiOutputPosterior,
+    NonlinearFidelityPosterior,
     Posterior,
 )
 from winnowgp.models.deep_costs import Allocation
@@ -92,11 +91,11 @@ _DEEP: _Fields = _ANY | {
 }
 _PROCESSES: _Fields = _ANY | {
     "_x_scaler": Standardiser,
-    "posterior_": MultiOutputPosterior | FidelityPosterior,
-    "alpha_": float | None,
+    "posterior_": MultiOutputPosterior | FidelityPosterior | NonlinearFidelityPosterior,
+    "alpha_": float | None | tuple[float | None, ...],
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
-    "frontier_": SizeFrontier,
+    "frontier_": SizeFrontier | tuple[SizeFrontier, ...],
     "evidence_": Evidence,
 }
 _GPLVM: _Fields = _ANY | {
@@ -219,20 +218,25 @@ def _restore_deep(model: Any) -> None:
 
 
 def _restore_processes(model: Any) -> None:
-    D, posterior = model.n_features_in_, model._processes
+    D, posterior = model.n_features_in_, model.posterior_
     several = isinstance(model, MultiFidelityGPRegressor)
+    modes = posterior.modes if isinstance(posterior, FidelityModel) else [posterior]
+    nonlinear = isinstance(posterior, NonlinearFidelityPosterior)
     _require(
-        isinstance(model.posterior_, FidelityPosterior) == several
-        and (not several or 0 <= model.posterior_.column < D),
+        isinstance(posterior, FidelityModel) == several
+        and (not several or 0 <= posterior.column < D)
+        and nonlinear == (several and model.relation == "nonlinear")
+        and nonlinear == isinstance(model.frontier_, tuple) == isinstance(model.alpha_, tuple),
         "has a posterior of another kind",
     )
     # The column of fidelities is not an input of the processes.
-    widths = {posterior.Z.shape[1], len(model._x_scaler.shift) - several}
+    widths = {modes[0].Z.shape[1], len(model._x_scaler.shift) - several}
     widths |= {points.shape[1] for points in model.candidates_}
     _require(widths == {D - several}, f"has {D} inputs, but points or a scaler of another width")
     counts = [len(points) for points in model.candidates_]
     _require(
-        [len(inclusion) for inclusion in model.inclusion_] == counts and len(counts) == posterior.Q,
+        [len(inclusion) for inclusion in model.inclusion_] == counts
+        and len(counts) == sum(mode.Q for mode in modes),
         "does not have one set of candidates per process",
     )
     model._set_processes()

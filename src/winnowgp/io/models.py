@@ -182,13 +182,44 @@ def _multi_output_posterior(
     return posterior
 
 
+@register("ProcessMixture", models.ProcessMixture)
+def _process_mixture(
+    mode: models.MultiOutputPosterior,
+    members: list[models.MultiOutputPosterior],
+    member_weights: Float[Tensor, " S"],
+) -> models.ProcessMixture:
+    if not bool((member_weights >= 0).all() & (member_weights.sum() > 0)):
+        raise ModelFileError("a ProcessMixture has weights that are negative or not numbers")
+    return models.ProcessMixture(mode, members, member_weights=member_weights)
+
+
 @register("FidelityPosterior", models.FidelityPosterior)
 def _fidelity_posterior(
-    function: models.MultiOutputPosterior, column: int, levels: Float[Tensor, " P"]
+    function: models.MultiOutputPosterior | models.ProcessMixture,
+    column: int,
+    levels: Float[Tensor, " P"],
 ) -> models.FidelityPosterior:
-    if len(levels) != function.P or not bool((levels.diff() > 0).all()):
+    posterior = models.FidelityPosterior(function, column=column, levels=levels)
+    if len(levels) != posterior.modes[0].P or not bool((levels.diff() > 0).all()):
         raise ModelFileError("a FidelityPosterior does not have ascending levels for its targets")
-    return models.FidelityPosterior(function, column=column, levels=levels)
+    return posterior
+
+
+@register("NonlinearFidelityPosterior", models.NonlinearFidelityPosterior)
+def _nonlinear_fidelity_posterior(
+    functions: list[models.ProcessMixture],
+    column: int,
+    levels: Float[Tensor, " F"],
+    shift: Float[Tensor, " F"],
+    scale: Float[Tensor, " F"],
+) -> models.NonlinearFidelityPosterior:
+    widths = [each.mode.Z.shape[1] for each in functions]
+    same = len(functions) == len(levels) == len(shift) == len(scale) > 0
+    if not same or {w - 1 for w in widths[1:]} - {widths[0]} or not bool((levels.diff() > 0).all()):
+        raise ModelFileError("the parts of a NonlinearFidelityPosterior do not fit together")
+    return models.NonlinearFidelityPosterior(
+        functions, column=column, levels=levels, shift=shift, scale=scale
+    )
 
 
 def _gaussian_noise(likelihood: Likelihood, P: int) -> GaussianLikelihood:

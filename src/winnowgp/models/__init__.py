@@ -4,6 +4,11 @@ from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
+from winnowgp.models.fidelity_posterior import (
+    FidelityModel,
+    FidelityPosterior,
+    NonlinearFidelityPosterior,
+)
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import ModelLocations, greedy_variance
@@ -11,7 +16,7 @@ from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikeli
 from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.multi_output import MultiOutputGP
-from winnowgp.models.multi_output_posterior import FidelityPosterior, MultiOutputPosterior
+from winnowgp.models.multi_output_posterior import MultiOutputPosterior, ProcessMixture
 from winnowgp.models.observations import Prediction
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
@@ -24,6 +29,7 @@ __all__ = [
     "DeepGP",
     "DeepLayer",
     "DeepPosterior",
+    "FidelityModel",
     "FidelityPosterior",
     "HeteroscedasticGP",
     "HeteroscedasticPosterior",
@@ -36,10 +42,12 @@ __all__ = [
     "ModelLocations",
     "MultiOutputGP",
     "MultiOutputPosterior",
+    "NonlinearFidelityPosterior",
     "OnlineGP",
     "Posterior",
     "PosteriorPaths",
     "Prediction",
+    "ProcessMixture",
     "SampledLatentGP",
     "SparseGP",
     "VariationalGP",

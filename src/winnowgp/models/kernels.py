@@ -21,6 +21,7 @@ from gpytorch.kernels import (
     MaternKernel,
     ProductKernel,
     RBFKernel,
+    RQKernel,
     ScaleKernel,
 )
 from gpytorch.means import Mean
@@ -87,7 +88,15 @@ def _is_composed(kernel: ScaleKernel) -> bool:
 
 def prior_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:
     """Return the prior variance of each row."""
+    if type(kernel) is ScaleKernel and not kernel.batch_shape and _is_unit(kernel.base_kernel):
+        # GPyTorch compares all inputs first, which a GPU waits for.
+        return kernel.outputscale.expand(X.shape[:-1])
     return to_dense(kernel(X, diag=True))
+
+
+def _is_unit(kernel: Kernel) -> bool:
+    """Return whether a kernel is one at equal inputs."""
+    return type(kernel) in (RBFKernel, MaternKernel, RQKernel) and not kernel.batch_shape
 
 
 def prior_mean(mean: Mean, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:

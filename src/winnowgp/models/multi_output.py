@@ -19,7 +19,7 @@ points between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -37,8 +37,8 @@ from winnowgp.bounds.collapsed import (
     weight_correction,
 )
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments
-from winnowgp.bounds.row_blocks import CHUNK, JITTER
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments, weighted_products
+from winnowgp.bounds.row_blocks import JITTER, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky
@@ -116,6 +116,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
     """
 
     mixing_learnt: Tensor
+    initial_mixing: Tensor
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
         candidates: Sequence[Float[Tensor, "_ D"]],
         *,
         mixing: Float[Tensor, "P Q"],
-        learnt: Bool[Tensor, "P Q"] | None = None,
+        learnt: Bool[Tensor, "_ _"] | None = None,
         noise: Float[Tensor, " P"],
     ) -> None:
         super().__init__()
@@ -134,6 +135,10 @@ class MultiOutputGP(SelectableModel[Dataset]):
                 f"set of candidates; got {[P, Q]} for {len(noise)} noise variances, {len(kernels)} "
                 f"kernels and {len(candidates)} sets of candidates."
             )
+        if learnt is not None and learnt.shape != mixing.shape:
+            raise InputError(
+                f"`learnt` must have the shape of `mixing`, {[P, Q]}; got {list(learnt.shape)}."
+            )
         for kernel, points in zip(kernels, candidates, strict=True):
             check_kernel(kernel, points, name="kernels")
         self._kernels = nn.ModuleList(copy_module(kernel).to(mixing) for kernel in kernels)
@@ -141,9 +146,10 @@ class MultiOutputGP(SelectableModel[Dataset]):
             nn.Parameter(points.detach().clone()) for points in candidates
         )
         self.likelihood = gaussian_noise(noise.detach())
-        self.raw_mixing = nn.Parameter(mixing.detach().clone())
-        everything = torch.ones_like(mixing, dtype=torch.bool)
-        self.register_buffer("mixing_learnt", everything if learnt is None else learnt.clone())
+        entries = torch.ones_like(mixing, dtype=torch.bool) if learnt is None else learnt
+        self.register_buffer("mixing_learnt", entries.clone())
+        self.register_buffer("initial_mixing", mixing.detach().clone())
+        self.raw_mixing = nn.Parameter(mixing.detach()[entries])
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -153,12 +159,12 @@ class MultiOutputGP(SelectableModel[Dataset]):
     @property
     def P(self) -> int:
         """Number of targets."""
-        return self.raw_mixing.shape[0]
+        return self.mixing_learnt.shape[0]
 
     @property
     def Q(self) -> int:
         """Number of processes."""
-        return self.raw_mixing.shape[1]
+        return self.mixing_learnt.shape[1]
 
     @property
     def K(self) -> int:
@@ -177,8 +183,8 @@ class MultiOutputGP(SelectableModel[Dataset]):
 
     @property
     def mixing(self) -> Float[Tensor, "P Q"]:
-        """The mixing matrix W; entries that are not learnt have no gradient."""
-        return torch.where(self.mixing_learnt, self.raw_mixing, self.raw_mixing.detach())
+        """The mixing matrix W; `raw_mixing` has the entries that are learnt."""
+        return self.initial_mixing.masked_scatter(self.mixing_learnt, self.raw_mixing)
 
     @property
     def noise(self) -> Float[Tensor, " P"]:
@@ -319,16 +325,21 @@ class MultiOutputGP(SelectableModel[Dataset]):
     def _moments(self, data: Dataset, L: list[Tensor]) -> Moments:
         """Return the moments of all rows, differentiable, in blocks of rows."""
 
+        # If all rows have the same A, it multiplies the sum of all products V Vᵀ.
+        plain = data.complete and data.weights is None and data.noise is None
+        shared = self._targets(data.part(slice(1))).A[0] if plain else None
+
         def moments_of(rows: Dataset) -> Moments:
             pairs = list(zip(self.kernels, self.candidate_sets, strict=True))
-            return mixed_moments(
-                L,
-                [covariance(kernel, Z, rows.X) for kernel, Z in pairs],
-                kff=torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs]),
-                targets=self._targets(rows),
-            )
+            kff = torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs])
+            targets = self._targets(rows)
+            if shared is not None:
+                kff = shared.diagonal()[:, None] * kff
+                targets = replace(targets, A=torch.ones_like(targets.A))
+            Kuf = [covariance(kernel, Z, rows.X) for kernel, Z in pairs]
+            return mixed_moments(L, Kuf, kff=kff, targets=targets)
 
-        blocks = list(data.chunks(CHUNK))
+        blocks = list(data.chunks(block_size(data.device, self.K, data.D)))
         if len(blocks) == 1 or not torch.is_grad_enabled():
             parts = map(moments_of, blocks)
         else:
@@ -337,4 +348,6 @@ class MultiOutputGP(SelectableModel[Dataset]):
         for part in parts:
             total = part if total is None else total + part
         assert total is not None
-        return total
+        if shared is None:
+            return total
+        return replace(total, C=weighted_products(total.C, shared, [len(each) for each in L]))

@@ -7,18 +7,18 @@ from typing import final
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributions import Normal
 
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.bounds.mixing import MixedTargets, mixed_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
 from winnowgp.models.observations import Prediction, target_noise
-from winnowgp.models.quantiles import check_probabilities
+from winnowgp.typing import Scalar
 
 # Rows predicted at once, as in `posterior`.
 _ROWS = 2048
@@ -254,6 +254,34 @@ class MultiOutputPosterior(nn.Module):
 
         The result is that of all rows together. Targets may be missing. O(M² (M + N)).
         """
+        moments, _, new = self._observed(data)
+        C, D = moments.C, moments.D[:, 0]
+        return MultiOutputPosterior(
+            self.kernels,
+            self.inducing_points,
+            mixing=self.mixing,
+            likelihood=self.likelihood,
+            q_mean=self.q_mean + new @ (new.mT @ (D - C @ self.q_mean)),
+            q_factor=new,
+            L=self.factors,
+        )
+
+    @torch.no_grad()
+    def log_predictive(self, data: Dataset) -> Scalar:
+        """Return the joint log density of N more rows under q(f), in nats; a lower bound.
+
+        It is what the rows add to the collapsed bound if the inducing points stay:
+
+            log N(Y | Vᵀ m, VᵀF FᵀV + Σ) − ½ tr Σ⁻¹(K − VᵀV)
+        """
+        moments, R, new = self._observed(data)
+        C, D, m = moments.C, moments.D[:, 0], self.q_mean
+        residual = moments.square - 2 * D @ m + m @ C @ m - (new.mT @ (D - C @ m)).square().sum()
+        unexplained = moments.diagonal - C.diagonal().sum()
+        return moments.constant - half_log_det(R) - 0.5 * (residual + unexplained)
+
+    def _observed(self, data: Dataset) -> tuple[Moments, Tensor, Tensor]:
+        """Return the moments of more rows, R and F' of `condition_on`."""
         self._check(data.X)
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
@@ -266,18 +294,9 @@ class MultiOutputPosterior(nn.Module):
             kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
             targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=data.weights),
         )
-        C, D, F = moments.C, moments.D[:, 0], self.q_factor
+        C, F = moments.C, self.q_factor
         R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
-        new = solve_lower(R, F.mT).mT
-        return MultiOutputPosterior(
-            self.kernels,
-            self.inducing_points,
-            mixing=self.mixing,
-            likelihood=self.likelihood,
-            q_mean=self.q_mean + new @ (new.mT @ (D - C @ self.q_mean)),
-            q_factor=new,
-            L=self.factors,
-        )
+        return moments, R, solve_lower(R, F.mT).mT
 
     def _processes(
         self, X: Float[Tensor, "N D"]
@@ -310,105 +329,48 @@ class MultiOutputPosterior(nn.Module):
 
 
 @final
-class FidelityPosterior(nn.Module):
-    """Predictions of the fidelity that a column of the inputs names.
+class ProcessMixture(nn.Module):
+    """A mixture of posteriors of the same processes at other hyper-parameters.
 
     Args:
-        function: the posterior of all fidelities, one target each.
-        column: the column of the inputs that is the fidelity.
-        levels: values of this column, in ascending order, one for each target of `function`.
+        mode: the posterior at the fitted hyper-parameters, which is not a member.
+        members: posteriors with the inducing points of the mode.
+        member_weights: their weights, which sum to one; equal by default.
     """
 
-    levels: Tensor
+    member_weights: Tensor
+    mode: MultiOutputPosterior
 
     def __init__(
-        self, function: MultiOutputPosterior, *, column: int, levels: Float[Tensor, " P"]
+        self,
+        mode: MultiOutputPosterior,
+        members: Sequence[MultiOutputPosterior],
+        *,
+        member_weights: Float[Tensor, " S"] | None = None,
     ) -> None:
         super().__init__()
-        self.function, self.column = function, column
-        self.register_buffer("levels", levels.detach().clone())
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Gaussian noise with a variance for each fidelity."""
-        return self.function.likelihood
-
-    @property
-    def Z(self) -> Float[Tensor, "M D"]:
-        """Inducing points of all processes, one after another, without the fidelity."""
-        return self.function.Z
-
-    @property
-    def M(self) -> int:
-        """Number of inducing points of all processes."""
-        return self.function.M
-
-    @property
-    def P(self) -> int:
-        """Number of targets, which is one."""
-        return 1
-
-    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-        """Return the mean of each row at its fidelity."""
-        return self.predict(X).mean
-
-    def predict(
-        self,
-        X: Float[Tensor, "N D"],
-        *,
-        observed: bool = False,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Prediction:
-        """Return mean and variance of each row at its fidelity; see `MultiOutputPosterior`."""
-        inputs, level = self._divided(X)
-        known = None if noise is None else noise.expand(-1, self.function.P)
-        every = self.function.predict(inputs, observed=observed, noise=known)
-        return Prediction(every.mean.gather(1, level), every.variance.gather(1, level))
-
-    def log_density(
-        self,
-        X: Float[Tensor, "N D"],
-        Y: Float[Tensor, "N 1"],
-        *,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Float[Tensor, "N 1"]:
-        """Return log p(y) of each row at its fidelity, in nats."""
-        y = self.predict(X, observed=True, noise=noise)
-        return Normal(y.mean, y.variance.sqrt()).log_prob(Y)
-
-    def quantiles(
-        self,
-        X: Float[Tensor, "N D"],
-        probabilities: Float[Tensor, " R"],
-        *,
-        observed: bool = True,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Float[Tensor, "R N 1"]:
-        """Return quantiles of each row at its fidelity; see `MultiOutputPosterior`."""
-        y = self.predict(X, observed=observed, noise=noise)
-        check_probabilities(probabilities)
-        return Normal(y.mean, y.variance.sqrt()).icdf(probabilities[:, None, None])
-
-    def condition_on(self, data: Dataset) -> "FidelityPosterior":
-        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
-        inputs, level = self._divided(data.X)
-        Y = data.Y.new_full((data.N, self.function.P), torch.nan).scatter(1, level, data.Y)
-        noise = None if data.noise is None else data.noise.expand(Y.shape)
-        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
-        return FidelityPosterior(updated, column=self.column, levels=self.levels)
-
-    def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
-        """Return the other columns, and the index of each row's fidelity."""
-        values = X[:, self.column].contiguous()
-        level = torch.searchsorted(self.levels, values).clamp_max(len(self.levels) - 1)
-        unknown = values[self.levels[level] != values]
-        if len(unknown):
+        w = mode.mixing.new_ones(len(members)) if member_weights is None else member_weights
+        if not members or len(w) != len(members) or any(m.sizes != mode.sizes for m in members):
             raise InputError(
-                f"`X` must have one of the fidelities {self.levels.tolist()} in column "
-                f"{self.column}; got {unknown[0].item():g}."
+                "`members` must be at least one posterior with the inducing points of `mode`, each "
+                "with a weight."
             )
-        others = [d for d in range(X.shape[1]) if d != self.column]
-        return X[:, others], level[:, None]
+        self.mode, self._members = mode, nn.ModuleList(members)
+        self.register_buffer("member_weights", w.detach() / w.sum())
+
+    @property
+    def members(self) -> list[MultiOutputPosterior]:
+        """The posteriors."""
+        return [member for member in self._members if isinstance(member, MultiOutputPosterior)]
+
+    def condition_on(self, data: Dataset) -> "ProcessMixture":
+        """Return the mixture after more rows; a member that predicted them well gains weight."""
+        nats = torch.stack([member.log_predictive(data) for member in self.members])
+        return ProcessMixture(
+            self.mode.condition_on(data),
+            [member.condition_on(data) for member in self.members],
+            member_weights=(self.member_weights.log() + nats).softmax(0),
+        )
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:

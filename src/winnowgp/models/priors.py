@@ -39,10 +39,12 @@ def log_prior_of(model: nn.Module) -> Callable[[], Scalar]:
 
 # Mode and width of the weak priors, for standardised inputs and targets. The lengthscales of a
 # kernel on D columns grow as √D, as the distances between rows do.
-_LENGTHSCALE, _VARIANCE, _NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
+_LENGTHSCALE, _VARIANCE, WEAK_NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)
 
 
-def add_weak_priors(module: nn.Module) -> None:
+def add_weak_priors(
+    module: nn.Module, *, noise: tuple[float, float] = WEAK_NOISE, irrelevant: bool = True
+) -> None:
     """Register weak priors on lengthscales, kernel variances and noise that have none.
 
     They are for standardised inputs and targets. The log density of a variance or of the noise is a
@@ -50,16 +52,23 @@ def add_weak_priors(module: nn.Module) -> None:
     that irrelevant columns cost nothing. Smooth functions with noise are then more probable than
     functions that interpolate the rows, by a few nats. With few rows these nats decide; their
     share vanishes as rows are added.
+
+    Args:
+        noise: mode and width of the prior of the noise variance, the width in its logarithm.
+        irrelevant: whether columns may be irrelevant at no cost. If not, the log density of a
+            lengthscale is a parabola above its mode too: very few rows often seem not to depend
+            on a column.
     """
     for part in module.modules():
         if isinstance(part, RBFKernel | MaternKernel | RQKernel):
             mode, width = _LENGTHSCALE
             mode *= sqrt(part.lengthscale.shape[-1])
-            _register(part, "lengthscale", mode, width, LongLengthscalePrior)
+            kind = LongLengthscalePrior if irrelevant else LogNormalPrior
+            _register(part, "lengthscale", mode, width, kind)
         elif isinstance(part, ScaleKernel):
             _register(part, "outputscale", *_VARIANCE)
         elif isinstance(part, HomoskedasticNoise | MultitaskHomoskedasticNoise):
-            _register(part, "noise", *_NOISE)
+            _register(part, "noise", *noise)
 
 
 def remove_priors(module: nn.Module) -> None:

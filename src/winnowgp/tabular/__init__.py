@@ -13,7 +13,11 @@ from winnowgp.tabular.evaluation import (
 from winnowgp.tabular.export import export_numpy, export_onnx
 from winnowgp.tabular.fitting import fit_table
 from winnowgp.tabular.model import TabularModel
-from winnowgp.tabular.outputs import MultiOutputTable, fit_outputs_table
+from winnowgp.tabular.outputs import (
+    MultiOutputTable,
+    cross_validate_outputs,
+    fit_outputs_table,
+)
 from winnowgp.tabular.updates import TableUpdate, update_table
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "TabularModel",
     "column_effect",
     "compare_models",
+    "cross_validate_outputs",
     "cross_validate_table",
     "diagnose",
     "evaluate_model",

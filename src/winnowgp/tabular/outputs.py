@@ -17,9 +17,12 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
-from winnowgp.tabular.splits import held_out_split
+from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 
 Columns = dict[str, np.ndarray[Any, Any]]
+
+PARTS = ("mean", "sd", "lower", "upper")
+"""Columns of a prediction, each after the name of its target."""
 
 
 @final
@@ -40,7 +43,8 @@ class MultiOutputTable:
     id_column: str | None
     quality: dict[str, dict[str, float]]
     """Of each target: root mean squared error, R² and log density of the held-out rows that have
-    it; empty if none were held out."""
+    it, and their number; means over the folds of a cross-validation. Empty if none were held out,
+    and without R² if the target does not vary among them."""
     settings: dict[str, str]
 
     @property
@@ -63,10 +67,20 @@ class MultiOutputTable:
             columns[self.id_column] = rows.strings(self.id_column, literal=True)
         mean, sd = self.estimator.predict(X, return_std=True)
         lower, upper = self.estimator.predict_interval(X, level)
-        parts = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        parts = dict(zip(PARTS, (mean, sd, lower, upper), strict=True))
         for p, target in enumerate(self.targets):
             columns |= {f"{target}_{part}": values[:, p] for part, values in parts.items()}
         return columns
+
+    def evaluate(self, table: TableLike) -> dict[str, dict[str, float]]:
+        """Return the quality of each target on rows that have it, as `quality`.
+
+        Targets with fewer than two values are left out.
+        """
+        rows = DataTable.of(table)
+        rows.require_columns(self.targets, argument="`table`")
+        rows, Y = _observed_targets(rows, self.targets)
+        return _quality(self.estimator, self.targets, self.encoder.encode(rows), Y)
 
     def predict_blocks(
         self,
@@ -93,6 +107,7 @@ def fit_outputs_table(
     targets: Sequence[str],
     *,
     test_size: float = 0.2,
+    split_by: str | None = None,
     id_column: str | None = None,
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
@@ -110,12 +125,18 @@ def fit_outputs_table(
 
     Args:
         targets: the columns to predict, which must be numbers.
+        split_by: a column that decides which rows are held out, as in `fit_table`.
         settings: settings to keep with the model, such as the command that made it.
         options: further parameters of `MultiOutputGPRegressor`.
 
     The other arguments are those of `fit_table`.
     """
     table, names = DataTable.of(table), list(targets)
+    clash = [f"{name}_{part}" for name in names for part in PARTS if f"{name}_{part}" == id_column]
+    if clash:
+        raise InputError(
+            f"`id_column` must not have the name of a prediction; got {clash[0]!r}. Rename it."
+        )
     ignored = (*drop, *(() if id_column is None else (id_column,)))
     table.require_columns(names, argument="`targets`")
     table.require_columns(ignored, argument="`drop` and `id_column`")
@@ -130,12 +151,9 @@ def fit_outputs_table(
     strings = [name for name in names if kinds[name].kind != "number"]
     if strings:
         raise InputError(f"`targets` must be numbers; {strings[0]!r} is not. Leave it out.")
-    table = parse_numbers(table, kinds)
-    Y = np.column_stack([table.values[name] for name in names]).astype(np.float64)
-    seen = np.isfinite(Y).any(1)
-    table, Y = table.part(seen), Y[seen]
+    table, Y = _observed_targets(parse_numbers(table, kinds), names)
     inputs = table.without((*names, *ignored))
-    train, test = held_out_split(table, test_size, seed=seed, dates=dates)
+    train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     own = {name: kind for name, kind in kinds.items() if name not in names}
     encoder = TableEncoder.learn(
         inputs, kinds=own, rows=train, missing=missing, max_categories=max_categories
@@ -145,6 +163,66 @@ def fit_outputs_table(
     estimator.callbacks = estimator.checkpoint = None
     quality = _quality(estimator, names, X[test], Y[test]) if len(test) else {}
     return MultiOutputTable(encoder, estimator, names, id_column, quality, settings or {})
+
+
+def cross_validate_outputs(
+    table: TableLike,
+    targets: Sequence[str],
+    *,
+    folds: int = 5,
+    split_by: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[MultiOutputTable, list[dict[str, dict[str, float]]]]:
+    """Fit a model to all rows; return it, and the quality of each fold of a cross-validation.
+
+    The quality of the model is the mean over the folds.
+
+    Args:
+        folds: number of folds. Each one takes a fit to the other rows.
+        split_by: as in `cross_validate_table`.
+        options: further arguments of `fit_outputs_table`.
+    """
+    table, names = DataTable.of(table), list(targets)
+    table.require_columns(names, argument="`targets`")
+    # First, so that an error about a cell gives its row in the whole table.
+    model = fit_outputs_table(table, names, test_size=0, seed=seed, **options)
+    empty = np.column_stack([table.missing(name) for name in names]).all(axis=1)
+    labelled = table.part(np.flatnonzero(~empty))
+    dates = options.get("dates", "auto")
+    splits = cross_validation_splits(labelled, folds, split_by=split_by, seed=seed, dates=dates)
+    qualities = []
+    for train, test in splits:
+        fold = fit_outputs_table(labelled.part(train), names, test_size=0, seed=seed, **options)
+        qualities.append(fold.evaluate(labelled.part(test)))
+    return replace(model, quality=_mean_quality(names, qualities)), qualities
+
+
+def _mean_quality(
+    targets: list[str], folds: list[dict[str, dict[str, float]]]
+) -> dict[str, dict[str, float]]:
+    """Return means over the folds that have a measure, and the number of all rows."""
+    mean: dict[str, dict[str, float]] = {}
+    for target in targets:
+        own = [fold[target] for fold in folds if target in fold]
+        for name in own[0] if own else ():
+            values = [scores[name] for scores in own if name in scores]
+            total = float(np.sum(values) if name == "rows" else np.mean(values))
+            mean.setdefault(target, {})[name] = total
+    return mean
+
+
+def _observed_targets(
+    table: DataTable, targets: list[str]
+) -> tuple[DataTable, np.ndarray[Any, Any]]:
+    """Return the rows that have a target, and their targets."""
+    columns = [table.values[name] for name in targets]
+    if any(not np.issubdtype(column.dtype, np.number) for column in columns):
+        table = parse_numbers(table, column_kinds(table, tuple(targets)))
+        columns = [table.values[name] for name in targets]
+    Y = np.column_stack(columns).astype(np.float64)
+    seen = np.flatnonzero(np.isfinite(Y).any(axis=1))
+    return table.part(seen), Y[seen]
 
 
 def _quality(
@@ -162,7 +240,9 @@ def _quality(
             variance = float(Y[known, p].var())
             quality[target] = {
                 "rmse": error**0.5,
-                "r2": 1 - error / variance if variance > 0 else float("nan"),
                 "log_density": float(nats[known, p].mean()),
+                "rows": float(known.sum()),
             }
+            if variance > 0:
+                quality[target]["r2"] = 1 - error / variance
     return quality

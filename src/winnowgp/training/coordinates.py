@@ -168,7 +168,7 @@ def _entries(
             scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0)
             origin = X.mean(0).repeat(len(candidates))
             yield _Entry(candidates, None, scale.repeat(len(candidates)), origin)
-    if isinstance(model, MultiOutputGP) and bool(model.mixing_learnt.any()):
+    if isinstance(model, MultiOutputGP) and model.raw_mixing.numel():
         one = X.new_ones(model.raw_mixing.numel())
         yield _Entry(model.raw_mixing, None, one, 0 * one)
     if isinstance(model, LatentModel):

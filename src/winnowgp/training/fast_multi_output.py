@@ -186,7 +186,7 @@ class _Steps:
     ) -> tuple[MultiOutputGP, float]:
         stop = Stop(1e-3 * part.observations, 10, iterations)
         try:
-            return self.hyperparameters(model, part, _FIRST, stop=stop)
+            return self.hyperparameters(model, part, min(_FIRST, self.most), stop=stop)
         except TrainingError:
             return model, -inf
 
@@ -228,8 +228,12 @@ class _Steps:
         return self._extended(model.with_candidates(nothing), [K // model.Q] * model.Q)
 
     def with_fresh(self, model: MultiOutputGP, count: int) -> MultiOutputGP:
-        """Return the model with up to `count` more candidates, equally many of each process."""
-        return self._extended(model, [max(count // model.Q, 8)] * model.Q)
+        """Return the model with more candidates, equally many of each process.
+
+        They are at least eight of each, but at most `most` of all processes with those it has.
+        """
+        each = min(max(count // model.Q, 8), max(self.most - model.K, 0) // model.Q)
+        return self._extended(model, [each] * model.Q)
 
     def pruned(self, pool: MultiOutputGP, frontier: Frontier, M: int) -> MultiOutputGP:
         """Return a pool with the M points of its frontier."""
@@ -362,7 +366,7 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
         initialization.set_noise(start.likelihood, (noise * variance).clamp_min(1e-5))
         if learnt:
             with torch.no_grad():
-                start.raw_mixing.copy_(principal_mixing(data, model.Q))
+                start.raw_mixing.copy_(principal_mixing(data, model.Q).flatten())
         starts.append(start)
     return starts
 

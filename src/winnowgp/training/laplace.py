@@ -18,7 +18,13 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.models import MixturePosterior, Posterior, SparseGP
+from winnowgp.models import (
+    MixturePosterior,
+    MultiOutputGP,
+    MultiOutputPosterior,
+    Posterior,
+    SparseGP,
+)
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
@@ -78,13 +84,28 @@ def hyperparameter_mixture(
     seed = 0 if generator is None else draw_seed(generator)
     density, mode = LogDensity(model, data), model.posterior(data)
     draws = _weighted_draws(density, seed=seed)
-    members = [density.posterior(x) for x in draws] or [mode]
+    members = [m for m in map(density.posterior, draws) if isinstance(m, Posterior)] or [mode]
     if not constant_weight or not model.K:
         return MixturePosterior(members, mode=mode)
     weights = data.X.new_full((len(members) + 1,), (1 - constant_weight) / len(members))
     weights[-1] = constant_weight
     members.append(constant_posterior(model, data))
     return MixturePosterior(members, mode=mode, member_weights=weights)
+
+
+@torch.no_grad()
+def process_members(
+    model: MultiOutputGP, data: Dataset, *, generator: torch.Generator | None = None
+) -> list[MultiOutputPosterior]:
+    """Return posteriors at hyper-parameters of equal probability, as `hyperparameter_mixture` does.
+
+    They are those of several processes; mixing and noise of the targets are drawn as well. The
+    fitted posterior is the only one where draws do not represent the density.
+    """
+    density = LogDensity(model, data)
+    draws = _weighted_draws(density, seed=0 if generator is None else draw_seed(generator))
+    members = [density.posterior(x) for x in draws]
+    return [m for m in members if isinstance(m, MultiOutputPosterior)] or [model.posterior(data)]
 
 
 @torch.no_grad()
@@ -150,14 +171,16 @@ class LogDensity:
         data: its rows.
     """
 
-    def __init__(self, model: SparseGP, data: Dataset) -> None:
+    def __init__(self, model: SparseGP | MultiOutputGP, data: Dataset) -> None:
         self._model, self._data = copy_module(model), data
-        # Differences of gradients need double precision.
-        self._model.precision = "double"
-        self._model.candidates.requires_grad_(False)
-        if self._model.K == 0:
-            # The kernel has hardly any variance, and no effect.
-            self._model.kernel.requires_grad_(False)
+        if isinstance(self._model, SparseGP):
+            # Differences of gradients need double precision.
+            self._model.precision = "double"
+            if self._model.K == 0:
+                # The kernel has hardly any variance, and no effect.
+                self._model.kernel.requires_grad_(False)
+        for candidates in self._model.candidate_sets:
+            candidates.requires_grad_(False)
         self._coordinates = Coordinates(self._model, data.X)
         self._bound = self._model.chunked_bound(data)
         self.fitted = self._coordinates.read()
@@ -189,7 +212,7 @@ class LogDensity:
         H = torch.stack(rows)
         return 0.5 * (H + H.mT)
 
-    def posterior(self, x: Float[Tensor, " p"]) -> Posterior:
+    def posterior(self, x: Float[Tensor, " p"]) -> Posterior | MultiOutputPosterior:
         """Return q(f) at some hyper-parameters."""
         self._coordinates.write(x)
         return self._model.posterior(self._data)

@@ -1,0 +1,162 @@
+"""Models of several targets on the command line: their fit, summary, quality and frontier."""
+
+import json as json_format
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from winnowgp.errors import InputError
+
+if TYPE_CHECKING:
+    from winnowgp.data import DataTable
+    from winnowgp.report.summary import Choice
+    from winnowgp.tabular import MultiOutputTable
+
+
+def fit_outputs(
+    table: "DataTable",
+    targets: list[str],
+    output: Path,
+    *,
+    folds: int | None,
+    quiet: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Fit, save and print a model of several targets.
+
+    Args:
+        folds: folds of a cross-validation; None for held-out rows.
+        options: arguments of `fit_outputs_table`.
+    """
+    from rich.console import Console
+
+    from winnowgp.cli.summary import PhaseBars
+    from winnowgp.tabular import cross_validate_outputs, fit_outputs_table
+
+    with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
+        if folds is None:
+            model = fit_outputs_table(table, targets, callbacks=bars.update, **options)
+        else:
+            del options["test_size"]
+            model, _ = cross_validate_outputs(
+                table, targets, folds=folds, callbacks=bars.update, **options
+            )
+    model.save(output)
+    if json or not quiet:
+        print_outputs(model, output, json=json, folds=folds)
+
+
+def refuse_single_target_options(defaults: Mapping[str, bool]) -> None:
+    """Raise an error if an option of models of one target was given.
+
+    Args:
+        defaults: whether each option has its default.
+    """
+    for option, is_default in defaults.items():
+        if not is_default:
+            raise InputError(f"`{option}` is for models of one target; leave it out.")
+
+
+def print_outputs(
+    model: "MultiOutputTable",
+    file: Path,
+    *,
+    json: bool,
+    folds: int | None = None,
+    details: bool = False,
+) -> None:
+    """Print targets, inputs, inducing points of the processes, and the quality of each target.
+
+    Args:
+        folds: folds of the cross-validation that measured the quality, if there were any.
+        details: whether to print the settings instead of the file.
+    """
+    estimator = model.estimator
+    counts, names = list(estimator.n_inducing_), list(model.encoder.features)
+    if json:
+        content = {
+            "file": str(file),
+            "targets": model.targets,
+            "inputs": names,
+            "inducing_points": counts,
+            "elbo_gap_nats_per_target": estimator.elbo_gap_,
+            "mixing": estimator.mixing_.tolist(),
+            "quality": model.quality,
+        }
+        if details:
+            content["settings"] = model.settings
+        typer.echo(json_format.dumps(content, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("targets", ", ".join(model.targets))
+    table.add_row("inputs", ", ".join(names))
+    points = ", ".join(map(str, counts))
+    table.add_row("processes", f"{len(counts)}, with {points} inducing points")
+    table.add_row("ELBO gap", f"{estimator.elbo_gap_:.4f} nats per observed target")
+    Console(markup=False).print(table)
+    title = "Held-out rows" if folds is None else f"Mean of {folds} folds"
+    print_output_quality(model.quality, title=title)
+    if not details:
+        typer.echo(f"model: {file}")
+    for name, value in model.settings.items() if details else ():
+        typer.echo(f"{name}: {value}")
+
+
+def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: str) -> None:
+    """Print the measures of each target; nothing if none was measured."""
+    if not quality:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from winnowgp.report.sentences import rounded
+
+    table = Table(title=title, title_justify="left")
+    for name in ("target", "rows", "RMSE", "R²", "log density (nats)"):
+        table.add_column(name, justify="left" if name == "target" else "right")
+    for target, scores in quality.items():
+        values = [rounded(scores[n]) if n in scores else "" for n in ("rmse", "r2", "log_density")]
+        # Files of earlier versions do not have the number of rows.
+        table.add_row(target, f"{scores['rows']:.0f}" if "rows" in scores else "", *values)
+    Console(markup=False).print(table)
+
+
+def outputs_choice(model: "MultiOutputTable") -> "Choice":
+    """Return what `winnow frontier` shows: the points of all processes, and gaps per target."""
+    estimator = model.estimator
+    evidence = estimator.evidence_
+    exact = evidence.lower if evidence is not None and evidence.exact else None
+    return {
+        "points": sum(estimator.n_inducing_),
+        "candidates": sum(map(len, estimator.candidates_)),
+        "asked": "",
+        "alpha": estimator.alpha_,
+        "bound": estimator.elbo_,
+        "elbo_gap": estimator.elbo_gap_,
+        "rows": round(estimator.frontier_.N),
+        "inclusion": [],
+        "frontier": [
+            elbo if isfinite(elbo) else None for elbo in estimator.frontier_.envelope.tolist()
+        ],
+        "log_densities": None,
+        "exact_evidence": exact,
+        "exact_log_density": None,
+        "sizes": [],
+        "resized_from": None,
+        "kernel": None,
+        "kernel_evidence": {},
+        "evidence": None if evidence is None else (evidence.lower, evidence.upper),
+        "evidence_method": None if evidence is None else evidence.method,
+        "kl": None,
+        "growth_limit": None,
+        "last_gain": None,
+        "predictive_gap": None,
+        "predictive_gap_se": None,
+    }

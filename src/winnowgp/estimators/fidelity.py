@@ -1,0 +1,327 @@
+"""Regression of observations of several fidelities: a linear or a nonlinear relation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from winnowgp.bounds.evidence import Evidence
+from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.errors import InputError
+from winnowgp.estimators import validation
+from winnowgp.estimators.base import cpu_scaler, documented
+from winnowgp.estimators.kernels import (
+    ComposedKernel,
+    KernelExpression,
+    NamedKernel,
+)
+from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
+from winnowgp.estimators.selection import HYPER, check_hyper_rows
+from winnowgp.models import (
+    FidelityModel,
+    FidelityPosterior,
+    MultiOutputPosterior,
+    NonlinearFidelityPosterior,
+    ProcessMixture,
+)
+from winnowgp.models.fidelity_posterior import chain_inputs
+from winnowgp.training import Checkpoint, FitResult
+from winnowgp.training.laplace import process_members
+
+# Fidelities at most.
+_MOST_FIDELITIES = 20
+
+
+@final
+@documented
+@dataclass(kw_only=True, eq=False, repr=False)
+class MultiFidelityGPRegressor(ProcessEstimator):
+    """Regression of observations of several fidelities, the lower of which are cheaper.
+
+    A column of `X` says which fidelity a row was observed at; in predictions, which one is
+    predicted. Each fidelity has inducing points and noise of its own.
+
+    With a linear relation the function of a fidelity is a multiple of the lower ones plus a
+    discrepancy (Kennedy and O'Hagan 2000): f_0 = δ_0, f_1 = ρ_10 δ_0 + δ_1,
+    f_2 = ρ_20 δ_0 + ρ_21 δ_1 + δ_2. Each δ is a process, and all are fitted together. With a
+    nonlinear one it is a function of the inputs and of the next lower fidelity, plus a discrepancy
+    (Perdikaris et al. 2017): f_t = g_t(x, f_{t−1}(x)) + δ_t(x). Fidelities are fitted one after
+    another from the lowest, at the mean of the one below; its uncertainty widens predictions, but
+    is not seen by the fit.
+
+    Args:
+        fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
+            Its values may be any numbers, larger ones are higher fidelities.
+        relation: "linear" or "nonlinear".
+        kernel: a kernel string, with one lengthscale per column (see
+            `winnowgp.estimators.kernels`), or for a linear relation a GPyTorch kernel: that of
+            every δ. A nonlinear relation has the kernel k_x · (linear + rbf)[f_{t−1}] + k_x.
+        max_points: largest number of inducing points of all processes together; they are allocated
+            where they gain most. For a nonlinear relation, of each fidelity. With a `tolerance`
+            fewer are kept if they are within it.
+        hyper: "laplace" averages predictions over the hyper-parameters, which few rows of a high
+            fidelity leave uncertain, as in `SparseGPRegressor`; "point" takes the most probable
+            ones, and "auto" averages with up to 500 rows. Predictions of a linear relation then
+            take 16 times as long.
+        priors: "weak" adds priors of short lengthscales, kernel variances and noise; None adds
+            none. The noise of a simulator is small: its prior has the mode 0.03, and that of the
+            discrepancies makes irrelevant columns improbable.
+
+    Attributes:
+        fidelities_: values of the column of fidelities, in ascending order.
+        rho_: the mixing of the discrepancies `[F F]`, a lower triangle with ones on its diagonal;
+            for a linear relation.
+        n_inducing_: number of inducing points of each fidelity, a tuple.
+        inducing_points_: their locations, one array `[M D]` per fidelity.
+        elbo_: lower bound on the log evidence of standardised targets, in nats. A nonlinear
+            relation standardises them fidelity by fidelity, and this is the sum of all.
+        alpha_: strength of the prior that the selection implies; one for each fidelity for a
+            nonlinear relation, and likewise `frontier_`.
+
+    >>> x = np.linspace(0, 1, 30)
+    >>> low, high = np.column_stack([x, 0 * x]), np.column_stack([x[::6], 0 * x[::6] + 1])
+    >>> y = np.concatenate([np.sin(8 * x), 2 * np.sin(8 * x[::6]) + x[::6]])
+    >>> model = MultiFidelityGPRegressor(random_state=0).fit(np.concatenate([low, high]), y)
+    >>> model.predict([[0.5, 1.0]]).round(1)
+    array([-1.])
+    """
+
+    fidelity: int | str = -1
+    relation: str = "linear"
+    hyper: str = "auto"
+
+    _noise_prior: ClassVar[tuple[float, float]] = (0.03, 1.5)
+
+    _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
+        **ProcessEstimator._constraints,
+        "fidelity": column_or_name,
+        "relation": validation.one_of("linear", "nonlinear"),
+        "hyper": validation.one_of(*HYPER),
+    }
+
+    @property
+    def fidelities_(self) -> np.ndarray[Any, Any]:
+        """Values of the column of fidelities, in ascending order."""
+        return self.posterior_.levels.numpy()
+
+    @property
+    def rho_(self) -> np.ndarray[Any, Any]:
+        """The mixing of the discrepancies `[F F]`."""
+        return self._processes.mixing.numpy()
+
+    def _check_columns(self, params: validation.Parameters, D: int) -> None:
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        params.column = column_number("fidelity", params.fidelity, names, D)
+        if D < 2:
+            raise InputError("`X` must have at least one column besides the fidelity; got one.")
+        others = [d for d in range(D) if d != params.column]
+        # Widths are columns of X; the processes see the columns without the fidelity.
+        widths = [column_number("widths", each, names, D) for each in params.widths or ()]
+        if params.column in widths:
+            raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
+        params.widths = [others.index(d) for d in widths]
+        self._check_inputs(params, [names[d] for d in others] if names else (), D - 1)
+        if params.relation == "linear":
+            return
+        if widths:
+            raise InputError("`widths` are for `relation='linear'`; leave them out.")
+        if not isinstance(params.kernel, KernelExpression):
+            raise InputError(
+                "`kernel` must be a string such as 'rbf' for `relation='nonlinear'`, which has a "
+                f"kernel of the lower fidelity too; got {self.kernel!r}."
+            )
+
+    def _check_targets(self, params: validation.Parameters, data: Source) -> None:
+        super()._check_targets(params, data)
+        rows = data.require_dataset("several fidelities")
+        if (found := len(rows.X[:, params.column].unique())) > _MOST_FIDELITIES:
+            raise InputError(
+                f"`fidelity` must be a column of at most {_MOST_FIDELITIES} levels; got column "
+                f"{params.column}, which has {found} different values. Name the column that says "
+                "at which fidelity a row was observed."
+            )
+        check_hyper_rows(params, rows)
+
+    def _fit(self, rows: Source, params: validation.Parameters) -> None:
+        data = rows.require_dataset("several fidelities")
+        levels, level = data.X[:, params.column].unique(return_inverse=True)
+        others = [d for d in range(data.D) if d != params.column]
+        inputs = replace(data, X=data.X[:, others])
+        if params.relation == "linear":
+            self._fit_joint(inputs, params, levels, level)
+        else:
+            self._fit_chain(inputs, params, levels, level)
+        shift, scale = torch.zeros(data.D).double(), torch.ones(data.D).double()
+        shift[others], scale[others] = self._x_scaler.shift, self._x_scaler.scale
+        self._x_scaler = Standardiser(shift, scale)
+        self._set_processes()
+
+    def _fit_joint(
+        self, data: Dataset, params: validation.Parameters, levels: Tensor, level: Tensor
+    ) -> None:
+        """Give each fidelity a target of its own, and train a model of all of them."""
+        Y = torch.full((data.N, len(levels)), torch.nan, dtype=data.dtype)
+        Y.scatter_(1, level[:, None], data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        super()._fit(replace(data, Y=Y, noise=noise), params)
+        self.posterior_ = FidelityPosterior(self.posterior_, column=params.column, levels=levels)
+
+    def _fit_chain(
+        self, data: Dataset, params: validation.Parameters, levels: Tensor, level: Tensor
+    ) -> None:
+        """Train a model of each fidelity, whose inputs are X and the mean of the one below."""
+        params.common_scaler = cpu_scaler(super()._input_scaler(data, params))
+        checkpoint: Checkpoint | None = params.checkpoint
+        functions: list[ProcessMixture] = []
+        targets, fits = [], []
+        for t in range(len(levels)):
+            rows = data.part(level == t)
+            scaler = Standardiser.of(rows.Y, weights=rows.weights)
+            X = chain_inputs(functions, params.common_scaler.forward(rows.X))
+            noise = None if rows.noise is None else rows.noise / scaler.scale.square()
+            if checkpoint is not None:
+                folder = Path(checkpoint.folder) / f"fidelity-{t}"
+                params.checkpoint = Checkpoint(folder, checkpoint.every)
+            params.chained = bool(functions)
+            super()._fit(Dataset(X, scaler.forward(rows.Y), rows.weights, noise), params)
+            functions.append(self.posterior_)
+            targets.append(scaler)
+            fits.append({name: getattr(self, name) for name in _PER_FIDELITY})
+        self._x_scaler = params.common_scaler
+        self.posterior_ = NonlinearFidelityPosterior(
+            functions,
+            column=params.column,
+            levels=levels,
+            shift=torch.cat([scaler.shift for scaler in targets]),
+            scale=torch.cat([scaler.scale for scaler in targets]),
+        )
+        for name in ("alpha_", "frontier_"):
+            setattr(self, name, tuple(fit[name] for fit in fits))
+        for name in ("candidates_", "inclusion_"):
+            setattr(self, name, tuple(each for fit in fits for each in fit[name]))
+        self.candidates_ = self._locations(tuple(map(torch.from_numpy, self.candidates_)))
+        counts = [float((level == t).sum()) for t in range(len(levels))]
+        pairs = list(zip(fits, counts, strict=True))
+        self.elbo_ = sum(fit["elbo_"] for fit in fits)
+        self.elbo_gap_ = sum(fit["elbo_gap_"] * count for fit, count in pairs) / sum(counts)
+        evidences = [fit["evidence_"] for fit in fits]
+        kinds = {each.method for each in evidences}
+        self.evidence_ = Evidence(
+            sum(each.lower for each in evidences),
+            sum(each.upper for each in evidences),
+            kinds.pop() if len(kinds) == 1 else "trace",
+        )
+
+    def _input_scaler(self, rows: Dataset, params: validation.Parameters) -> Standardiser:
+        if params.relation == "linear":
+            return super()._input_scaler(rows, params)
+        # Inputs are standardised already, and so is the fidelity below.
+        scale = params.common_scaler.scale
+        params.kernel_scale = torch.cat([scale, scale.new_ones(rows.D - len(scale))])
+        return Standardiser(torch.zeros(rows.D).double(), torch.ones(rows.D).double())
+
+    def _mixing(self, params: validation.Parameters, P: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(P, P).tril(), torch.ones(P, P, dtype=torch.bool).tril(-1)
+
+    def _kernels(self, params: validation.Parameters, D: int, Q: int) -> list[Kernel]:
+        if params.relation == "linear" or not params.chained:
+            return super()._kernels(params, D, Q)
+        kernel = chain_kernel(params.kernel, D - 1)
+        return super()._kernels(validation.Parameters(**vars(params) | {"kernel": kernel}), D, Q)
+
+    def _may_be_irrelevant(self, params: validation.Parameters, process: int) -> bool:
+        # Higher fidelities have few rows, and depend on what the lower ones depend on.
+        return not (process if params.relation == "linear" else params.chained)
+
+    def _after_training(
+        self,
+        result: FitResult[Any],
+        data: Any,
+        params: validation.Parameters,
+        generator: torch.Generator,
+    ) -> FitResult[Any]:
+        if params.hyper == "laplace":
+            members = process_members(result.model, data, generator=generator)
+        elif params.relation == "nonlinear":
+            members = [result.posterior]
+        else:
+            return result
+        return replace(result, posterior=ProcessMixture(result.posterior, members))
+
+    def _set_processes(self) -> None:
+        modes = self._modes()
+        self.kernels_ = tuple(kernel for mode in modes for kernel in mode.kernels)
+        self.n_inducing_ = tuple(size for mode in modes for size in mode.sizes)
+        self.inducing_points_ = self._locations(
+            tuple(points for mode in modes for points in mode.inducing_points)
+        )
+
+    def _modes(self) -> list[MultiOutputPosterior]:
+        """Return the posteriors at the fitted hyper-parameters, also during a fit."""
+        posterior = self.posterior_
+        if isinstance(posterior, FidelityModel):
+            return posterior.modes
+        return [posterior.mode if isinstance(posterior, ProcessMixture) else posterior]
+
+    @property
+    def _processes(self) -> MultiOutputPosterior:
+        if isinstance(self.posterior_, NonlinearFidelityPosterior):
+            raise InputError(
+                "the mixing and the processes of several fidelities need `relation='linear'`; this "
+                "model has a nonlinear one."
+            )
+        return self._modes()[0]
+
+    def _process_inputs(self, X: Any) -> Tensor:
+        return self._inputs(X)[:, self._others()]
+
+    def _others(self) -> list[int]:
+        """Return the columns other than that of the fidelity."""
+        return [d for d in range(self.n_features_in_) if d != self.posterior_.column]
+
+    def _locations(self, points: tuple[Tensor, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+        scaler = self._x_scaler
+        if len(scaler.shift) == self.n_features_in_ and isinstance(self.posterior_, FidelityModel):
+            scaler = Standardiser(scaler.shift[self._others()], scaler.scale[self._others()])
+        # Locations of a chain have the value of the lower fidelity as a last column.
+        D = len(scaler.shift)
+        return tuple(scaler.inverse(each.cpu().double()[:, :D]).numpy() for each in points)
+
+
+# Attributes of the fit of one fidelity of a nonlinear relation.
+_PER_FIDELITY = (
+    "alpha_",
+    "candidates_",
+    "elbo_",
+    "elbo_gap_",
+    "evidence_",
+    "frontier_",
+    "inclusion_",
+)
+
+
+def chain_kernel(expression: KernelExpression, D: int) -> KernelExpression:
+    """Return the kernel of a fidelity given the one below, which is the last of D + 1 columns.
+
+    It is k_x · (linear + rbf)[f] + k_x with the kernel k_x of the inputs (Cutajar et al. 2019).
+
+    >>> str(chain_kernel(NamedKernel("rbf", None, None), 2))
+    'rbf[0, 1] * (linear[2] + rbf[2]) + rbf[0, 1]'
+    """
+    inputs = _on_columns(expression, tuple(range(D)))
+    below = tuple(NamedKernel(name, (D,), None) for name in ("linear", "rbf"))
+    product = ComposedKernel(False, (inputs, ComposedKernel(True, below)))
+    return ComposedKernel(True, (product, inputs))
+
+
+def _on_columns(expression: KernelExpression, columns: tuple[int, ...]) -> KernelExpression:
+    """Return an expression whose kernels of all columns are kernels of these."""
+    if isinstance(expression, ComposedKernel):
+        operands = tuple(_on_columns(each, columns) for each in expression.operands)
+        return replace(expression, operands=operands)
+    return expression if expression.columns is not None else replace(expression, columns=columns)

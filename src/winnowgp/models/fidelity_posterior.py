@@ -1,0 +1,363 @@
+"""Predictions of functions that were observed at several fidelities, which a column names.
+
+Every prediction is a mixture of S Gaussians: over the hyper-parameters, which few rows of a high
+fidelity leave uncertain, and for a nonlinear relation also over the values of the lower fidelity.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.models.mixture import mixture_moments
+from winnowgp.models.multi_output_posterior import MultiOutputPosterior, ProcessMixture
+from winnowgp.models.observations import LEAST_NOISE, Prediction, gaussian_noise, target_noise
+from winnowgp.models.quadrature import standard_deviation
+from winnowgp.models.quantiles import gaussian_quantiles
+
+# Gaussians of the mixture that predicts a nonlinear relation.
+_COMPONENTS = 64
+
+
+class FidelityModel(nn.Module, ABC):
+    """The base class of posteriors whose rows say in a column which fidelity is predicted.
+
+    Args:
+        column: the column of the inputs that is the fidelity.
+        levels: values of this column, in ascending order.
+    """
+
+    levels: Tensor
+
+    def __init__(self, *, column: int, levels: Float[Tensor, " F"]) -> None:
+        super().__init__()
+        self.column = column
+        self.register_buffer("levels", levels.detach().clone())
+
+    @property
+    @abstractmethod
+    def modes(self) -> list[MultiOutputPosterior]:
+        """Posteriors at the fitted hyper-parameters."""
+
+    @property
+    @abstractmethod
+    def likelihood(self) -> Likelihood:
+        """Gaussian noise with a variance for each fidelity."""
+
+    @property
+    @abstractmethod
+    def component_weights(self) -> Float[Tensor, " S"]:
+        """Weights of the Gaussians that a prediction mixes."""
+
+    @abstractmethod
+    def condition_on(self, data: Dataset) -> "FidelityModel":
+        """Return the posterior after more rows of any fidelity."""
+
+    @abstractmethod
+    def _components(
+        self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
+    ) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
+        """Return means and variances of the Gaussians of rows of one fidelity."""
+
+    @property
+    def Z(self) -> Float[Tensor, "M _"]:
+        """Inducing points of the first process."""
+        return self.modes[0].inducing_points[0]
+
+    @property
+    def M(self) -> int:
+        """Number of inducing points of all processes."""
+        return sum(mode.M for mode in self.modes)
+
+    @property
+    def P(self) -> int:
+        """Number of targets, which is one."""
+        return 1
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
+        """Return the mean of each row at its fidelity."""
+        return self.predict(X).mean
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row at its fidelity.
+
+        Args:
+            observed: whether to predict an observation y rather than the function.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = self.component_predictions(X, observed=observed, noise=noise)
+        return mixture_moments(each.mean, each.variance, self.component_weights)
+
+    def component_predictions(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Prediction:
+        """Return means and variances of the Gaussians of the mixture, `[S N 1]` each."""
+        inputs, level = self._divided(X)
+        mean = X.new_zeros(len(self.component_weights), len(X))
+        variance = torch.zeros_like(mean)
+        for each in level.unique().tolist():
+            rows = level[:, 0] == each
+            mean[:, rows], variance[:, rows] = self._components(
+                inputs[rows], each, observed=observed
+            )
+        variance = variance[..., None]
+        return Prediction(mean[..., None], variance if noise is None else variance + noise)
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N 1"],
+        *,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "N 1"]:
+        """Return log p(y) of each row at its fidelity, in nats."""
+        y = self.component_predictions(X, observed=True, noise=noise)
+        nats = Normal(y.mean, y.variance.sqrt()).log_prob(Y)
+        return torch.logsumexp(nats + self.component_weights.log()[:, None, None], 0)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " R"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N 1"] | None = None,
+    ) -> Float[Tensor, "R N 1"]:
+        """Return quantiles of each row at its fidelity; see `predict`."""
+        y = self.component_predictions(X, observed=observed, noise=noise)
+        return gaussian_quantiles(y.mean, y.variance, probabilities, weights=self.component_weights)
+
+    def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
+        """Return the other columns, and the index of each row's fidelity."""
+        values = X[:, self.column].contiguous()
+        level = torch.searchsorted(self.levels, values).clamp_max(len(self.levels) - 1)
+        unknown = values[self.levels[level] != values]
+        if len(unknown):
+            raise InputError(
+                f"`X` must have one of the fidelities {self.levels.tolist()} in column "
+                f"{self.column}; got {unknown[0].item():g}."
+            )
+        others = [d for d in range(X.shape[1]) if d != self.column]
+        return X[:, others], level[:, None]
+
+
+@final
+class FidelityPosterior(FidelityModel):
+    """Fidelities that are linear combinations of processes (Kennedy and O'Hagan 2000).
+
+    Args:
+        function: the posterior of all fidelities, one target each, or a mixture of them.
+        column: the column of the inputs that is the fidelity.
+        levels: values of this column, in ascending order, one for each target of `function`.
+    """
+
+    def __init__(
+        self,
+        function: MultiOutputPosterior | ProcessMixture,
+        *,
+        column: int,
+        levels: Float[Tensor, " F"],
+    ) -> None:
+        super().__init__(column=column, levels=levels)
+        self.function: MultiOutputPosterior | ProcessMixture = function
+
+    @property
+    def modes(self) -> list[MultiOutputPosterior]:
+        """The posterior at the fitted hyper-parameters."""
+        function = self.function
+        return [function.mode if isinstance(function, ProcessMixture) else function]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Gaussian noise with a variance for each fidelity."""
+        return self.modes[0].likelihood
+
+    @property
+    def component_weights(self) -> Float[Tensor, " S"]:
+        """Weights of the members of a mixture; one without."""
+        if isinstance(self.function, ProcessMixture):
+            return self.function.member_weights
+        return self.function.mixing.new_ones(1)
+
+    def condition_on(self, data: Dataset) -> "FidelityPosterior":
+        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
+        inputs, level = self._divided(data.X)
+        Y = data.Y.new_full((data.N, len(self.levels)), torch.nan).scatter(1, level, data.Y)
+        noise = None if data.noise is None else data.noise.expand(Y.shape)
+        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
+        return FidelityPosterior(updated, column=self.column, levels=self.levels)
+
+    def _components(
+        self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
+    ) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
+        function = self.function
+        members = function.members if isinstance(function, ProcessMixture) else [function]
+        each = [member.predict(inputs, observed=observed) for member in members]
+        means, variances = ([getattr(y, n)[:, level] for y in each] for n in ("mean", "variance"))
+        return torch.stack(means), torch.stack(variances)
+
+
+@final
+class NonlinearFidelityPosterior(FidelityModel):
+    """Fidelities that are functions of the next lower one (Perdikaris et al. 2017).
+
+        f_0 = g_0(x),   f_t = g_t(x, f_{t−1}(x))
+
+    The value of the lower fidelity is uncertain, and g_t is not linear in it: predictions are
+    mixtures of 64 Gaussians. Each follows one value of every lower fidelity upwards, and draws the
+    hyper-parameters of every g_t from its mixture. The draws are quasi-random (Sobol) and the same
+    for every row and call.
+
+    Args:
+        functions: g_t of each fidelity, for targets that were standardised fidelity by fidelity;
+            the last input column of all but the first is the standardised f_{t−1}.
+        column: the column of the inputs that is the fidelity.
+        levels: values of this column, in ascending order, one for each function.
+        shift: subtracted from the targets of each fidelity.
+        scale: by which they were then divided.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    uniform: Tensor
+
+    def __init__(
+        self,
+        functions: Sequence[ProcessMixture],
+        *,
+        column: int,
+        levels: Float[Tensor, " F"],
+        shift: Float[Tensor, " F"],
+        scale: Float[Tensor, " F"],
+    ) -> None:
+        super().__init__(column=column, levels=levels)
+        self._functions = nn.ModuleList(functions)
+        self.register_buffer("shift", shift.detach().clone())
+        self.register_buffer("scale", scale.detach().clone())
+        # Of each fidelity a uniform number for the member and one for its value.
+        engine = torch.quasirandom.SobolEngine(2 * len(functions), scramble=True, seed=0)
+        tiny = torch.finfo(torch.float32).eps
+        uniform = engine.draw(_COMPONENTS).clamp(tiny, 1 - tiny)
+        self.register_buffer("uniform", uniform.to(shift), persistent=False)
+
+    @property
+    def functions(self) -> list[ProcessMixture]:
+        """The function g_t of each fidelity."""
+        return [each for each in self._functions if isinstance(each, ProcessMixture)]
+
+    @property
+    def modes(self) -> list[MultiOutputPosterior]:
+        """The posterior of each g_t at its fitted hyper-parameters."""
+        return [each.mode for each in self.functions]
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """Gaussian noise with a variance for each fidelity, of at least 2e-6."""
+        noise = torch.cat([target_noise(mode.likelihood) for mode in self.modes])
+        return gaussian_noise((noise * self.scale.square()).clamp_min(2 * LEAST_NOISE))
+
+    @property
+    def component_weights(self) -> Float[Tensor, " S"]:
+        """Equal weights."""
+        return self.shift.new_full((_COMPONENTS,), 1 / _COMPONENTS)
+
+    def condition_on(self, data: Dataset) -> "NonlinearFidelityPosterior":
+        """Return the posterior after more rows of any fidelity.
+
+        Rows update the function of their own fidelity, from the lowest upwards, at the mean of the
+        fidelity below. What higher fidelities learnt from earlier rows stays as it was.
+        """
+        inputs, level = self._divided(data.X)
+        functions = self.functions
+        for t in range(len(functions)):
+            rows = level[:, 0] == t
+            if not bool(rows.any()):
+                continue
+            X = chain_inputs(functions[:t], inputs[rows])
+            Y = (data.Y[rows] - self.shift[t]) / self.scale[t]
+            noise = None if data.noise is None else data.noise[rows] / self.scale[t].square()
+            weights = None if data.weights is None else data.weights[rows]
+            functions[t] = functions[t].condition_on(Dataset(X, Y, weights, noise))
+        return NonlinearFidelityPosterior(
+            functions, column=self.column, levels=self.levels, shift=self.shift, scale=self.scale
+        )
+
+    def _components(
+        self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
+    ) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
+        functions = self.functions[: level + 1]
+        mean, variance = _followed(functions, inputs, self.uniform, observed=observed)
+        scale = self.scale[level]
+        return scale * mean + self.shift[level], scale.square() * variance
+
+
+@torch.no_grad()
+def chain_inputs(
+    functions: Sequence[ProcessMixture], X: Float[Tensor, "N d"]
+) -> Float[Tensor, "N _"]:
+    """Return the inputs of the next fidelity: X and the mean of the last of the functions.
+
+    Args:
+        functions: the functions g_t of all lower fidelities; X is returned if there are none.
+    """
+    if not functions:
+        return X
+    below = NonlinearFidelityPosterior(
+        functions,
+        column=0,
+        levels=torch.arange(len(functions)).to(X),
+        shift=X.new_zeros(len(functions)),
+        scale=X.new_ones(len(functions)),
+    )
+    mean = _followed(functions, X, below.uniform, observed=False)[0].mean(0)
+    return torch.cat([X, mean[:, None]], 1)
+
+
+def _followed(
+    functions: Sequence[ProcessMixture],
+    X: Float[Tensor, "N d"],
+    uniform: Float[Tensor, "S U"],
+    *,
+    observed: bool,
+) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
+    """Return means and variances of the last function, along S values of the ones before.
+
+    Args:
+        uniform: numbers that choose members, one column for each function, and then values.
+    """
+    S, N = len(uniform), len(X)
+    inputs, f = X.expand(S, -1, -1), X.new_zeros(S, N)
+    mean = variance = f
+    for t, function in enumerate(functions):
+        if t:
+            normal = torch.special.ndtri(uniform[:, uniform.shape[1] // 2 + t - 1])
+            f = mean + standard_deviation(variance) * normal[:, None]
+            inputs = torch.cat([X.expand(S, -1, -1), f[..., None]], 2)
+        ends = function.member_weights.cumsum(0)[:-1]
+        member = torch.searchsorted(ends, uniform[:, t].contiguous())
+        mean, variance = torch.zeros_like(f), torch.zeros_like(f)
+        for number in member.unique().tolist():
+            own = member == number
+            # Without a lower fidelity the rows of all draws are equal.
+            rows = inputs[own] if t else X[None]
+            noisy = observed and t == len(functions) - 1
+            y = function.members[number].predict(rows.flatten(0, 1), observed=noisy)
+            mean[own], variance[own] = y.mean.view(-1, N), y.variance.view(-1, N)
+    return mean, variance

@@ -1,0 +1,194 @@
+"""Several fidelities: linear and nonlinear relations, averaged over hyper-parameters."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+
+from winnowgp import MultiFidelityGPRegressor, SparseGP
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError, ModelFileError
+from winnowgp.io.registry import deserialise, serialise
+
+# A cheap curve of the fidelity 0, and its double plus a trend at the fidelity 2.5.
+LEVELS = np.repeat([0.0, 2.5], [30, 6])
+INPUTS = np.concatenate([np.linspace(0, 1, 30), np.linspace(0.05, 0.95, 6)])
+CURVE = np.where(LEVELS > 0, 2.0, 1.0) * np.sin(9 * INPUTS) + np.where(LEVELS > 0, INPUTS, 0.0)
+FIDELITIES = pd.DataFrame({"level": LEVELS, "x": INPUTS})
+
+
+@pytest.fixture(scope="module")
+def point() -> MultiFidelityGPRegressor:
+    model = MultiFidelityGPRegressor(fidelity="level", hyper="point", random_state=0)
+    return model.fit(FIDELITIES, CURVE)
+
+
+@pytest.fixture(scope="module")
+def averaged() -> MultiFidelityGPRegressor:
+    return MultiFidelityGPRegressor(fidelity="level", random_state=0).fit(FIDELITIES, CURVE)
+
+
+@pytest.fixture(scope="module")
+def squared() -> MultiFidelityGPRegressor:
+    """A high fidelity that is the square of the low one (Perdikaris et al. 2017), 12 rows of it."""
+    x = np.concatenate([np.linspace(0, 1, 40), np.linspace(0.02, 0.98, 12)])
+    level = np.repeat([0.0, 1.0], [40, 12])
+    low = np.sin(8 * np.pi * x)
+    y = np.where(level == 1, 10 + 3 * (x - np.sqrt(2)) * low**2, low)
+    model = MultiFidelityGPRegressor(relation="nonlinear", random_state=0)
+    return model.fit(np.column_stack([x, level]), y)
+
+
+@pytest.mark.parametrize("name", ["point", "averaged"])
+def test_fidelities_predict_each_level(name: str, request: pytest.FixtureRequest) -> None:
+    model: MultiFidelityGPRegressor = request.getfixturevalue(name)
+    x = np.linspace(0.05, 0.95, 40)
+    for level, truth in ((0.0, np.sin(9 * x)), (2.5, 2 * np.sin(9 * x) + x)):
+        rows = pd.DataFrame({"level": np.full(40, level), "x": x})
+        lower, upper = model.predict_interval(rows, 0.99)
+        assert np.sqrt(np.mean((model.predict(rows) - truth) ** 2)) < 0.1
+        assert ((lower < truth) & (upper > truth)).mean() > 0.9
+    np.testing.assert_array_equal(model.fidelities_, [0.0, 2.5])
+    assert model.rho_[1, 0] == pytest.approx(2, abs=0.3)
+    assert model.rho_[0, 1] == 0
+    assert {points.shape[1] for points in model.inducing_points_} == {1}
+    # In the units of the inputs; selected points were moved.
+    assert all(-0.01 < points.min() < points.max() < 1.01 for points in model.candidates_)
+    # No row observes the discrepancy at the lower fidelity.
+    assert np.isin(model.candidates_[1][~model.inclusion_[1].astype(bool)], INPUTS).all()
+    with pytest.raises(InputError, match=r"one of the fidelities \[0.0, 2.5\] in column 0; got 1"):
+        model.predict(pd.DataFrame({"level": [1.0], "x": [0.5]}))
+
+
+def test_condition_on_a_row_moves_predictions_of_its_fidelity(
+    point: MultiFidelityGPRegressor,
+) -> None:
+    model = point
+    rows = pd.DataFrame({"level": [0.0, 2.5], "x": [0.5, 0.5]})
+    mean, sd = model.predict(rows, return_std=True, observed=False)
+    updated = model.condition_on(rows[1:], mean[1:] + 1)
+    after, less = updated.predict(rows, return_std=True, observed=False)
+    assert mean[1] + 0.01 < after[1] < mean[1] + 1
+    assert abs(after[0] - mean[0]) < abs(after[1] - mean[1])
+    assert (less <= sd + 1e-9).all()
+    assert model.predict(rows)[1] == mean[1]
+
+
+@pytest.mark.parametrize("relation", ["linear", "nonlinear"])
+def test_one_fidelity_is_a_sparse_gp(relation: str) -> None:
+    low = np.column_stack([INPUTS, np.ones_like(INPUTS)])[LEVELS == 0]
+    model = MultiFidelityGPRegressor(relation=relation, hyper="point", random_state=0)
+    model.fit(low, CURVE[LEVELS == 0])
+    (posterior,) = model.posterior_.modes
+    rows = model._inputs(low)[:, :1]
+    y = model._y_scaler.columns.forward(torch.from_numpy(CURVE[LEVELS == 0])[:, None])
+    one = SparseGP(
+        posterior.kernels[0], posterior.Z, noise=posterior.likelihood.noise.item()
+    ).posterior(Dataset.of(rows, y))
+    expected = model._y_scaler.values(one.predict_mean(rows))
+    np.testing.assert_allclose(model.predict(low), expected, atol=1e-6)
+
+
+def test_damaged_posterior_is_refused(point: MultiFidelityGPRegressor) -> None:
+    posterior: Any = point.posterior_
+    archive = serialise("Model", posterior)
+    archive.outline["state"]["levels"] = {"$tensor": "flipped"}
+    archive.tensors["flipped"] = posterior.levels.flip(0)
+    with pytest.raises(ModelFileError, match="ascending levels"):
+        deserialise(archive)
+    archive = serialise("Model", posterior.function)
+    name = archive.outline["state"]["q_mean"]["$tensor"]
+    archive.tensors[name] = archive.tensors[name][1:]
+    with pytest.raises(ModelFileError):
+        deserialise(archive)
+
+
+def test_column_of_many_values_is_no_fidelity() -> None:
+    model = MultiFidelityGPRegressor()
+    with pytest.raises(InputError, match=r"column 1, which has 36 different values\. Name"):
+        model.fit(np.column_stack([INPUTS, INPUTS]), CURVE)
+    assert not hasattr(model, "n_features_in_")
+
+
+def test_mixing_reconstructs_predictions_of_the_lowest_fidelity(
+    point: MultiFidelityGPRegressor,
+) -> None:
+    first = LEVELS == 0
+    np.testing.assert_allclose(
+        point.mixing_[0, 0] * point.predict_processes(FIDELITIES)[first, 0] + CURVE.mean(),
+        point.predict(FIDELITIES)[first],
+    )
+
+
+def test_averages_over_hyperparameters_widen_intervals(
+    point: MultiFidelityGPRegressor, averaged: MultiFidelityGPRegressor
+) -> None:
+    assert point.n_inducing_ == averaged.n_inducing_
+    assert len(averaged.posterior_.component_weights) == 16
+    # Six rows of the high fidelity leave the hyper-parameters of its discrepancy uncertain.
+    rows = pd.DataFrame({"level": 2.5, "x": np.linspace(0, 1, 50)})
+    narrow, wide = (model.predict(rows, return_std=True)[1].mean() for model in (point, averaged))
+    assert wide > 1.1 * narrow
+    lower, upper = averaged.predict_quantiles(rows, [0.1, 0.9])
+    assert (lower < averaged.predict(rows)).all()
+    assert (averaged.predict(rows) < upper).all()
+
+
+def test_averaged_members_gain_weight_by_their_predictions(
+    averaged: MultiFidelityGPRegressor,
+) -> None:
+    row = pd.DataFrame({"level": [2.5], "x": [0.33]})
+    y = averaged.predict(row) + averaged.predict(row, return_std=True)[1]
+    updated = averaged.condition_on(row, y)
+    before, after = (each.posterior_.function for each in (averaged, updated))
+    Y = torch.full((1, 2), torch.nan).double()
+    Y[0, 1] = averaged._y_scaler.columns.forward(torch.from_numpy(y)[:, None]).item()
+    rows = Dataset(averaged._process_inputs(row), Y)
+    nats = torch.stack([member.log_predictive(rows) for member in before.members])
+    torch.testing.assert_close(after.member_weights, nats.softmax(0))
+    assert abs(updated.predict(row) - y) < abs(averaged.predict(row) - y)
+
+
+def test_nonlinear_relation_learns_a_square(squared: Any) -> None:
+    x = np.linspace(0.02, 0.98, 100)
+    truth = 10 + 3 * (x - np.sqrt(2)) * np.sin(8 * np.pi * x) ** 2
+    rows = np.column_stack([x, np.ones(100)])
+    assert np.sqrt(np.mean((squared.predict(rows) - truth) ** 2)) < 0.3 * truth.std()
+    lower, upper = squared.predict_interval(rows, 0.95)
+    assert ((lower < truth) & (upper > truth)).mean() > 0.85
+    assert len(squared.n_inducing_) == len(squared.alpha_) == len(squared.frontier_) == 2
+    assert squared.n_inducing_[0] > squared.n_inducing_[1]
+    assert {points.shape[1] for points in squared.inducing_points_} == {1}
+    assert squared.noise_.shape == (2,)
+    with pytest.raises(InputError, match="need `relation='linear'`"):
+        _ = squared.rho_
+
+
+def test_conditioned_chain_learns_from_any_fidelity(squared: MultiFidelityGPRegressor) -> None:
+    rows = np.array([[0.11, 0.0], [0.11, 1.0]])
+    mean, sd = squared.predict(rows, return_std=True)
+    low = squared.condition_on(rows[:1], mean[:1] + 0.5).predict(rows)
+    assert low[0] > mean[0] + 1e-3
+    assert abs(low[1] - mean[1]) > 1e-4  # through the relation
+    high = squared.condition_on(rows[1:], mean[1:] + sd[1:]).predict(rows)
+    assert high[0] == mean[0]
+    assert mean[1] < high[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"relation": "square"}, "`relation` must be 'linear' or 'nonlinear'"),
+        ({"hyper": "none"}, "`hyper` must be"),
+        ({"kernel": RBFKernel()}, "must be a string such as 'rbf' for `relation='nonlinear'`"),
+        ({"widths": [1]}, "`widths` are for `relation='linear'`"),
+    ],
+)
+def test_wrong_parameters_are_refused(settings: dict[str, Any], message: str) -> None:
+    X = np.column_stack([INPUTS, INPUTS, LEVELS])
+    model = MultiFidelityGPRegressor(relation="nonlinear").set_params(**settings)
+    with pytest.raises(InputError, match=message):
+        model.fit(X, CURVE)
