@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from measure import Row, grouped, markdown, new_results, read_results, timed
 from winnowgp import DataTable, fit_table
 from winnowgp.errors import DependentResidualsWarning, FitWarning
-from winnowgp.estimators.residuals import Column, residual_alarms
+from winnowgp.tabular.residuals import Column, residual_alarms
 
 Values = NDArray[np.float64]
 Table = tuple[dict[str, Any], dict[str, Any]]

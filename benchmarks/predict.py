@@ -142,7 +142,7 @@ def _exported(X: torch.Tensor, M: int) -> tuple[Callable[[torch.Tensor], object]
     import onnxruntime
 
     from winnowgp import SparseGPRegressor
-    from winnowgp.estimators import export_numpy, export_onnx
+    from winnowgp.tabular import export_numpy, export_onnx
 
     model = SparseGPRegressor(candidates=X[:M].numpy(), alpha=1e-9, schedule="paper")
     model.set_params(epochs=(0, 0, 0))

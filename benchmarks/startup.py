@@ -22,8 +22,8 @@ import torch
 from measure import new_results, read_results, table
 from winnowgp import load, save
 from winnowgp.data import Dataset, read_table
-from winnowgp.estimators import fit_table
 from winnowgp.models import SparseGP
+from winnowgp.tabular import fit_table
 
 POINTS, INPUTS, REPEATS = 400, 8, 3
 

@@ -14,7 +14,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.data import Dataset
 from winnowgp.linalg import definite_cholesky, solve_lower
 from winnowgp.models import Posterior, SparseGP

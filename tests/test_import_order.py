@@ -29,6 +29,7 @@ LAYOUT = [
     "report",
     "plots",
     "estimators",
+    "tabular",
     "integrations",
     "experiments",
     "cli",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from winnowgp.estimators import *
     from winnowgp.io import *
     from winnowgp.models import *
+    from winnowgp.tabular import *
     from winnowgp.training import *
 
 __version__ = "0.1.0"
@@ -29,14 +30,7 @@ _NAMES = {
         "MultiOutputGPRegressor",
         "SparseGPClassifier",
         "SparseGPRegressor",
-        "TabularModel",
-        "compare_models",
-        "cross_validate_table",
-        "evaluate_model",
-        "fit_table",
     ),
-    # Importing it makes the classes known that a file may hold.
-    "estimators.serialization": ("load",),
     "io": ("save",),
     "models": (
         "DeepGP",
@@ -46,6 +40,15 @@ _NAMES = {
         "SparseGP",
         "VariationalGP",
     ),
+    "tabular": (
+        "TabularModel",
+        "compare_models",
+        "cross_validate_table",
+        "evaluate_model",
+        "fit_table",
+    ),
+    # Importing it makes the classes known that a file may hold.
+    "tabular.serialization": ("load",),
     "training": ("Checkpoint", "FitResult", "fit"),
 }
 _PACKAGES = {name: package for package, names in _NAMES.items() for name in names}

@@ -13,12 +13,7 @@ from helpers import oracles
 from helpers.problems import Problem, problem
 from helpers.selection_problems import chunked_moments
 from winnowgp.bounds import collapsed_bound, upper_bound
-from winnowgp.bounds.chunked import (
-    Moments,
-    moment_bound,
-    moment_posterior,
-    moment_upper_bound,
-)
+from winnowgp.bounds.collapsed import Moments, moment_bound, moment_posterior, moment_upper_bound
 from winnowgp.data import Dataset
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky

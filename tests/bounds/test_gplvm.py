@@ -8,7 +8,7 @@ from torch.distributions import Normal, kl_divergence
 
 from helpers.latent_problems import dense_bound, latent, linear, quadrature, rbf
 from winnowgp.bounds import collapsed_bound
-from winnowgp.bounds.chunked import moment_bound, moment_posterior
+from winnowgp.bounds.collapsed import moment_bound, moment_posterior
 from winnowgp.bounds.gplvm import (
     LinearPsi,
     RBFPsi,

@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers import oracles
 from helpers.problems import Problem, problem
 from helpers.selection_problems import chunked_moments
-from winnowgp.bounds.chunked import Moments, moment_bound, prior_moments
+from winnowgp.bounds.collapsed import Moments, moment_bound, prior_moments
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
 from winnowgp.selection.statistics import subset_statistics

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from winnowgp.cli.app import run
-from winnowgp.estimators.table_summary import TrainingHistory
 from winnowgp.io import load
+from winnowgp.tabular.table_summary import TrainingHistory
 from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
 

@@ -21,7 +21,7 @@ def test_info_and_frontier_json_agree(
     assert info["held_out"]["R²"] > 0.5
     assert {c["name"]: c["kind"] for c in info["inputs"]} == {
         "x": "number",
-        "town": "words",
+        "town": "category",
         "day": "date",
     }
     assert run(["frontier", str(models["y"]), "--json"]) == 0

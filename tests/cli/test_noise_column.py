@@ -10,8 +10,9 @@ import winnowgp
 from helpers.short_fits import shortest_fits
 from winnowgp import fit_table
 from winnowgp.cli.app import run
-from winnowgp.estimators import evaluate_model, tabular_model
-from winnowgp.estimators.splits import held_out_split
+from winnowgp.tabular import evaluate_model
+from winnowgp.tabular import model as tabular_model
+from winnowgp.tabular.splits import held_out_split
 
 N = 90
 HEADER = ["x", "s2", "y"]
@@ -64,7 +65,7 @@ def test_update_uses_the_noise_column_and_needs_it(
     table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows, fitted = winnowgp.read_table(table), winnowgp.load(model)
-    result = winnowgp.estimators.update_table(fitted, rows, test_size=0.25)
+    result = winnowgp.tabular.update_table(fitted, rows, test_size=0.25)
     _, test = held_out_split(rows, 0.25)
     x, y, s2 = (np.array([float(v) for v in rows.values[name]])[test] for name in ("x", "y", "s2"))
     before = fitted.estimator.log_density(x[:, None], y, noise_variance=s2).mean()

@@ -10,7 +10,7 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
-from winnowgp.estimators import MultiOutputTable, fit_outputs_table
+from winnowgp.tabular import MultiOutputTable, fit_outputs_table
 
 
 @pytest.fixture(scope="module")

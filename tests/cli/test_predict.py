@@ -21,7 +21,7 @@ import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import read_blocks
 from winnowgp.estimators import base as base_module
-from winnowgp.estimators.quality import predictive
+from winnowgp.tabular.quality import predictive
 
 # One of the towns of the new tables is not in the training rows.
 pytestmark = pytest.mark.filterwarnings("ignore::winnowgp.errors.ExtrapolationWarning")

@@ -11,8 +11,8 @@ import winnowgp
 from helpers.short_fits import short_fits
 from winnowgp.cli.app import run
 from winnowgp.data import DataTable
-from winnowgp.estimators import TabularModel, fit_table
 from winnowgp.models import Posterior, Prediction
+from winnowgp.tabular import TabularModel, fit_table
 
 N = 40
 GPU = [

@@ -45,7 +45,7 @@ def test_resize_writes_the_model_of_that_size(
     # Effects are those of the smaller model, over the same range.
     for before, after in zip(large.summary["effects"], small.summary["effects"], strict=True):
         assert (after["column"], after["kind"]) == (before["column"], before["kind"])
-        if after["kind"] == "words":
+        if after["kind"] == "category":
             assert after["at"] == before["at"]
         else:
             np.testing.assert_allclose(after["at"][:: len(after["at"]) - 1], _ends(before))

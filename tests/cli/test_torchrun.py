@@ -17,7 +17,7 @@ from helpers.short_fits import short_fits
 from winnowgp import load
 from winnowgp.data import read_table
 from winnowgp.data.distributed import SINGLE_PROCESS
-from winnowgp.estimators import fit_table
+from winnowgp.tabular import fit_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on one machine")
 

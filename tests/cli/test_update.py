@@ -16,7 +16,7 @@ import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import DataTable
 from winnowgp.errors import InputError
-from winnowgp.estimators.splits import held_out_split
+from winnowgp.tabular.splits import held_out_split
 
 
 def more(shop: Path, path: Path, **changes: Any) -> Path:
@@ -156,7 +156,7 @@ def test_update_with_a_window_is_remembered_by_the_file(
 def test_update_table_leaves_the_model_as_it_was(models: dict[str, Path], shop: Path) -> None:
     model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
     before = model.predict(table)["mean"]
-    updated = winnowgp.estimators.update_table(model, table, forgetting=0.5).model
+    updated = winnowgp.tabular.update_table(model, table, forgetting=0.5).model
     np.testing.assert_array_equal(model.predict(table)["mean"], before)
     assert not np.allclose(updated.predict(table)["mean"], before)
     assert updated.estimator.forgetting is None
@@ -167,7 +167,7 @@ def test_update_table_compares_without_the_rows_that_it_holds_out(
     models: dict[str, Path], shop: Path
 ) -> None:
     model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
-    result = winnowgp.estimators.update_table(model, table, seed=3)
+    result = winnowgp.tabular.update_table(model, table, seed=3)
     train, test = held_out_split(table, 0.2, seed=3)
     X, y = model.encoder.encode(table), table.numbers("y")
     assert y is not None
@@ -185,20 +185,20 @@ def test_update_table_holds_out_by_the_column_of_the_fit(
     X, y = model.encoder.encode(table), table.numbers("y")
     assert y is not None
     for given, column in ((None, "day"), ("town", "town")):
-        result = winnowgp.estimators.update_table(model, table, split_by=given)
+        result = winnowgp.tabular.update_table(model, table, split_by=given)
         _, test = held_out_split(table, 0.2, split_by=column)
         expected = model.estimator.log_density(X[test], y[test]).mean()
         assert result.density_before == pytest.approx(expected)
     day = DataTable({**table.values, "day": np.repeat(table.values["day"][:1], table.N)})
     with pytest.raises(InputError, match=r"fitted with split_by='day'.*test_size=0"):
-        winnowgp.estimators.update_table(model, day)
-    assert winnowgp.estimators.update_table(model, day, test_size=0).held_out == 0
+        winnowgp.tabular.update_table(model, day)
+    assert winnowgp.tabular.update_table(model, day, test_size=0).held_out == 0
 
 
 def test_update_table_widens_the_range_of_the_target(models: dict[str, Path], shop: Path) -> None:
     model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
     values = {**table.values, "y": np.array([*table.values["y"][:-1], "9.5"], dtype=object)}
-    after = winnowgp.estimators.update_table(model, DataTable(values), test_size=0).model.summary
+    after = winnowgp.tabular.update_table(model, DataTable(values), test_size=0).model.summary
     spread = after["target_summary"]["spread"]
     before = model.summary["target_summary"]["spread"]
     assert spread == [*before[:-1], 9.5]

@@ -23,7 +23,7 @@ def test_one_odd_cell_in_a_column_of_numbers_is_an_error(different: int) -> None
     message = "'a' has numbers in all but 1 of 100 rows, where it has 'unknown', first in row 17"
     with pytest.raises(InputError, match=message):
         kinds_of(values)
-    assert kinds_of(values, categorical=["a"]) == ColumnKind("words", literal=True)
+    assert kinds_of(values, categorical=["a"]) == ColumnKind("category", literal=True)
 
 
 def test_one_odd_cell_in_a_column_of_dates_is_an_error() -> None:
@@ -38,7 +38,7 @@ def test_one_odd_cell_in_a_column_of_dates_is_an_error() -> None:
     [["0", "1", "2", "3+"] * 10, ["7", "7b"], ["1,5", "2,x"], ["10-20", "20-30"], ["red", "1"]],
 )
 def test_categories_with_digits_stay_categories(values: list[str]) -> None:
-    assert kinds_of(values) == ColumnKind("words")
+    assert kinds_of(values) == ColumnKind("category")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_encoder_reads_later_tables_in_the_notation_of_the_first() -> None:
 def test_plain_columns_are_written_as_before() -> None:
     """So that earlier versions read the files of plain tables."""
     encoder = TableEncoder.learn(DataTable.of({"a": ["1", "2"], "b": ["x", "y"]}))
-    keys = {"name", "kind", "typical", "flagged", "words"}
+    keys = {"name", "kind", "typical", "flagged", "categories"}
     assert all(column.keys() == keys for column in encoder.to_dict()["columns"])
     assert encoder.to_dict().keys() == {"columns", "missing"}
 

@@ -21,7 +21,7 @@ GOOD = TableEncoder.learn(TABLE, missing="impute").to_dict()
 
 def test_encoder_recognises_the_kind_of_each_column() -> None:
     encoder = TableEncoder.learn(TABLE, missing="impute")
-    assert [c.kind for c in encoder.columns] == ["number", "words", "date", "number"]
+    assert [c.kind for c in encoder.columns] == ["number", "category", "date", "number"]
     assert encoder.features == (
         "size",
         "size missing",
@@ -127,14 +127,14 @@ def test_encoder_later_table_of_other_types_raises_input_error(
         {"name": None},
         {"kind": "eval"},
         {"kind": ["number"]},
-        {"kind": "words"},
+        {"kind": "category"},
         {"typical": "2.5"},
         {"typical": float("inf")},
         {"typical": True},
         {"typical": None},
         {"flagged": 1},
-        {"words": ["a"]},
-        {"words": None},
+        {"categories": ["a"]},
+        {"categories": None},
         {"more": 1},
     ],
 )
@@ -147,11 +147,11 @@ def test_encoder_from_dict_refuses_an_invalid_number_column(change: dict[str, An
 @pytest.mark.parametrize(
     "change",
     [
-        {"words": []},
-        {"words": ["red", "red"]},
-        {"words": ["red", 3]},
-        {"words": ["red", ""]},
-        {"words": "red"},
+        {"categories": []},
+        {"categories": ["red", "red"]},
+        {"categories": ["red", 3]},
+        {"categories": ["red", ""]},
+        {"categories": "red"},
         {"typical": "green"},
         {"typical": 1.0},
         {"flagged": True},

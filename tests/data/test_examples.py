@@ -1,4 +1,4 @@
-"""The made tables."""
+"""The synthetic tables."""
 
 import numpy as np
 import pytest

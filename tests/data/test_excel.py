@@ -7,6 +7,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
+import openpyxl
 import pytest
 
 from winnowgp.data import read_blocks, read_table
@@ -14,7 +15,6 @@ from winnowgp.errors import InputError, MissingExtraError
 
 
 def workbook(path: Path, rows: list[list[Any]]) -> Path:
-    openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     for row in rows:
         book.active.append(row)
@@ -65,7 +65,6 @@ def test_excel_unusable_sheet_raises_input_error(
 
 
 def test_excel_other_zip_archive_raises_input_error(tmp_path: Path) -> None:
-    pytest.importorskip("openpyxl")
     with ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", "x,y\n1,2\n")
     with pytest.raises(InputError, match="zip archive but not an Excel file"):

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pandas
+import polars
 import pyarrow
 import pytest
 
 from winnowgp.data import DataTable
-from winnowgp.data.frames import dates_as_days, days
+from winnowgp.data.tables import days
 from winnowgp.errors import InputError
+from winnowgp.estimators.rows import dates_as_days
 
 COLUMNS: dict[str, list[Any]] = {
     "n": [1, None, 3],
@@ -27,7 +29,6 @@ COLUMNS: dict[str, list[Any]] = {
 
 
 def polars_frame() -> Any:
-    polars = pytest.importorskip("polars")
     return polars.DataFrame(COLUMNS)
 
 
@@ -117,7 +118,6 @@ def test_dates_as_days_of_frames_keeps_other_columns_and_names() -> None:
 
 
 def test_dates_as_days_of_polars() -> None:
-    polars = pytest.importorskip("polars")
     frame = polars.DataFrame({"t": [date(2024, 1, 1), None], "x": [1.0, 2.0]})
     encoded = dates_as_days(frame)
     assert encoded.columns == ["t", "x"]

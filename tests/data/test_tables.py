@@ -46,8 +46,8 @@ def test_table_of_a_data_frame_keeps_its_types() -> None:
     table = DataTable.of(frame)
     assert [c.kind for c in TableEncoder.learn(table).columns] == [
         "number",
-        "words",
-        "words",
+        "category",
+        "category",
         "date",
     ]
     assert table.strings("b").tolist() == ["true", "false", "true"]

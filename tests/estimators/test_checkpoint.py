@@ -13,7 +13,7 @@ from sklearn.model_selection import cross_val_score
 from winnowgp import GPLVM, Checkpoint, DeepGPClassifier, SparseGPRegressor, load
 from winnowgp.errors import CheckpointError, InputError
 from winnowgp.estimators import base as base_module
-from winnowgp.estimators import candidates as candidates_module
+from winnowgp.estimators import selection
 from winnowgp.training import MaxPoints, Progress
 
 PAPER: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_max_predict_us_is_measured_once_per_checkpoint(tmp_path: Path, monkeypa
         raise Stopped
 
     measured = iter([3, 5, 7])
-    monkeypatch.setattr(candidates_module, "points_within", lambda *_, **__: next(measured))
+    monkeypatch.setattr(selection, "points_within", lambda *_, **__: next(measured))
     monkeypatch.setattr(base_module, "fit", fit)
     for where in (tmp_path / "kept", tmp_path / "kept", tmp_path / "other", None):
         stopped(SparseGPRegressor(max_predict_us=50.0, checkpoint=where), *rows())

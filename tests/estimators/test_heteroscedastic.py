@@ -14,13 +14,13 @@ from helpers.short_fits import shortest_fits
 from winnowgp import DeepGPRegressor, SparseGPRegressor, fit_table
 from winnowgp.cli.summary import as_json
 from winnowgp.errors import InputError
-from winnowgp.estimators import TabularModel
-from winnowgp.estimators.export import export_numpy
-from winnowgp.estimators.quality import predictive
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.plots import draw_effects
 from winnowgp.report.sentences import selection_lines
+from winnowgp.tabular import TabularModel
+from winnowgp.tabular.export import export_numpy
+from winnowgp.tabular.quality import predictive
 
 RNG = np.random.default_rng(2)
 X = np.sort(RNG.uniform(0, 10, (60, 1)), axis=0)

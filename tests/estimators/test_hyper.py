@@ -15,14 +15,14 @@ from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import SparseGPRegressor, fit_table
 from winnowgp.cli.summary import as_json
 from winnowgp.errors import InputError
-from winnowgp.estimators import TabularModel
-from winnowgp.estimators.export import export_numpy, export_onnx
-from winnowgp.estimators.quality import predictive
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.observations import target_noise
 from winnowgp.report.sentences import selection_lines
+from winnowgp.tabular import TabularModel
+from winnowgp.tabular.export import export_numpy, export_onnx
+from winnowgp.tabular.quality import predictive
 from winnowgp.training import laplace
 
 RNG = np.random.default_rng(0)

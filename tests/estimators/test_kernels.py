@@ -17,9 +17,10 @@ from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import GPLVM, DeepGPRegressor, SparseGP, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
-from winnowgp.estimators import export_numpy, kernel_from
+from winnowgp.estimators import kernel_from
 from winnowgp.estimators.kernels import KERNEL_NAMES, parse_kernel
 from winnowgp.models.kernels import covariance, prior_variance
+from winnowgp.tabular import export_numpy
 
 A = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
 B = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).double()

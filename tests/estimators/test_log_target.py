@@ -11,10 +11,10 @@ import winnowgp
 from winnowgp import SparseGPRegressor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.estimators.quality import predictive, regression_quality
 from winnowgp.estimators.rows import tensor
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
+from winnowgp.tabular.quality import predictive, regression_quality
 
 RNG = np.random.default_rng(0)
 X = np.sort(RNG.uniform(0, 6, (60, 1)), axis=0)

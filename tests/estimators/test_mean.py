@@ -13,7 +13,7 @@ import winnowgp
 from helpers.short_fits import shortest_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, fit_table
 from winnowgp.errors import InputError, NotSaveableError
-from winnowgp.estimators import export_numpy
+from winnowgp.tabular import export_numpy
 
 RNG = np.random.default_rng(0)
 N = 60

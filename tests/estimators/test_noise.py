@@ -20,9 +20,9 @@ from winnowgp import (
 from winnowgp.data import Dataset
 from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError, MissingTargetsWarning
-from winnowgp.estimators import export_numpy
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
+from winnowgp.tabular import export_numpy
 
 RNG = np.random.default_rng(0)
 N = 120

@@ -12,10 +12,10 @@ from helpers.observation_problems import built
 from winnowgp import SparseGPRegressor
 from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
-from winnowgp.estimators.quality import Predictive, predictive
-from winnowgp.estimators.target_scaler import TargetScaler
+from winnowgp.estimators.rows import TargetScaler
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.observations import Prediction
+from winnowgp.tabular.quality import Predictive, predictive
 
 
 def distribution(likelihood: Likelihood, mean: list[float], sd: list[float]) -> Predictive:

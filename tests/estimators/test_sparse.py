@@ -10,7 +10,7 @@ from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from helpers.short_fits import short_fits
 from winnowgp import SparseGPClassifier, SparseGPRegressor, training
 from winnowgp.errors import GrowthLimitWarning, InputError
-from winnowgp.estimators import candidates
+from winnowgp.estimators import selection
 from winnowgp.selection import SizeFrontier
 
 N = 80
@@ -289,7 +289,7 @@ def test_max_predict_us_searches_up_to_all_rows(monkeypatch: pytest.MonkeyPatch)
         limits.append(most)
         return 2
 
-    monkeypatch.setattr(candidates, "points_within", points_within)
+    monkeypatch.setattr(selection, "points_within", points_within)
     with short_fits():
         SparseGPRegressor("rbf", max_predict_us=50, random_state=0).fit(X[::4], y[::4])
         SparseGPRegressor("rbf", max_predict_us=50, n_candidates=9, random_state=0).fit(

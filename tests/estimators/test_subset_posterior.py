@@ -18,13 +18,13 @@ from winnowgp import SparseGPClassifier, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.data import Dataset
 from winnowgp.errors import ConvergenceWarning, InputError
-from winnowgp.estimators.export import export_numpy
 from winnowgp.gradients import all_masks
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.sentences import selection_lines
 from winnowgp.selection import SubsetSamples, sample_subsets
+from winnowgp.tabular.export import export_numpy
 from winnowgp.training import subset_posterior
 
 RNG = np.random.default_rng(0)

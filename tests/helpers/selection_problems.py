@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.bounds.chunked import Moments, grouped_sums
+from winnowgp.bounds.collapsed import Moments, grouped_sums
 from winnowgp.linalg import Cholesky, cholesky
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from helpers.short_fits import smaller_sizes
 from winnowgp import Checkpoint, Dataset, SparseGP, fit
@@ -25,9 +26,8 @@ def step(number: int, phase: str = "inclusion", objective: float = 0.0) -> Progr
 
 
 def read(folder: Path) -> Any:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     # Zero loads all of them.
-    found = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
     found.Reload()
     return found
 

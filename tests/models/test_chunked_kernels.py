@@ -22,10 +22,10 @@ from winnowgp.data import Dataset
 from winnowgp.models.chunked_kernels import (
     AutogradChunks,
     LinearChunks,
+    StationaryChunks,
     SummedChunks,
     chunked_kernel,
 )
-from winnowgp.models.stationary import StationaryChunks
 
 
 def matern(nu: float, **arguments: Any) -> Kernel:

@@ -11,7 +11,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from helpers.oracles import log_normal
-from winnowgp.bounds.chunked import moment_bound
+from winnowgp.bounds.collapsed import moment_bound
 from winnowgp.bounds.streaming import restrict_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError

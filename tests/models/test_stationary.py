@@ -11,13 +11,13 @@ from torch import Tensor
 
 from winnowgp.bounds.row_blocks import RowBlock, RowBlocks
 from winnowgp.data import Dataset
-from winnowgp.models.kernels import covariance
-from winnowgp.models.stationary import (
+from winnowgp.models.chunked_kernels import StationaryChunks
+from winnowgp.models.kernels import (
     Matern32Profile,
     Matern52Profile,
     RadialProfile,
     RBFProfile,
-    StationaryChunks,
+    covariance,
     stationary_form,
 )
 

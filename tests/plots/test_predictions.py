@@ -95,7 +95,7 @@ EFFECT = {
 
 
 def test_draw_effects_shows_density_and_shortens_labels() -> None:
-    categorical = {**EFFECT, "kind": "words", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
+    categorical = {**EFFECT, "kind": "category", "at": ["a", "b" * 30, "c"], "counts": [5, 2, 1]}
     term = {**EFFECT, "term": "periodic", "note": "the last 3 of 9 days are shown", "kind": "date"}
     figure = draw_effects([EFFECT, categorical, term], target="height")
     axes: Any = figure.axes

@@ -22,7 +22,7 @@ def effects(name: str) -> list[dict[str, Any]]:
     return [
         {
             "column": name,
-            "kind": "words",
+            "kind": "category",
             "at": [name, "b"],
             "curves": curves,
             "counts": [],

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import ModelLocations, SparseGP

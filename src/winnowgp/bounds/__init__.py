@@ -3,11 +3,10 @@
 Bounds are pure functions of kernel blocks and targets; `bounds.collapsed` defines the blocks. Nats
 are summed over rows and outputs, and larger is better. The modules hold
 
-- `collapsed`: the collapsed bound, the exact evidence and an upper bound on it, subsets of the
-  candidates, and weights in [0, 1];
+- `collapsed`: the collapsed bound, its sufficient statistics in chunks of rows, the exact evidence
+  and an upper bound on it, subsets of the candidates, and weights in [0, 1];
+- `two_pass`: its gradient;
 - `uncollapsed`: the bound of an explicit q(u);
-- `chunked`: sufficient statistics of the collapsed bound, in chunks of rows; `two_pass`: its
-  gradient; `target_noise`: groups of targets that share their noise;
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
 - `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
 - `sites`: Gaussian sites for other likelihoods;

@@ -10,7 +10,7 @@ symmetric: only the T = M(M + 1)/2 pairs m ≤ m' are computed.
 
 Given psi statistics the bound is that of regression: with K_uu = L Lᵀ, the matrices
 C = L⁻¹ Ψ2 L⁻ᵀ/σ² and D = L⁻¹ Ψ1 Y/σ² and the scalar Σ_i ψ0_i/σ² are the moments of
-`bounds.chunked`. A missing entry is a row of weight zero in its column. Columns observed in the
+`bounds.collapsed`. A missing entry is a row of weight zero in its column. Columns observed in the
 same rows with the same noise share their moments; others have their own. The bound is exact for any
 pattern of missing entries, and no q(u) has to be learnt.
 """
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.bounds.row_blocks import JITTER
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 

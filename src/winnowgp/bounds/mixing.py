@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.linalg import solve_lower
 
 

@@ -1,7 +1,7 @@
 """Out-of-core passes over rows: blocks of rows, and K_uf whitened block by block.
 
 `RowBlocks` cuts the rows of any source into blocks and sums over all processes that share it.
-`WhitenedChunks` evaluates V = L⁻¹ K_uf block by block; the bounds of `chunked` and `sites` are
+`WhitenedChunks` evaluates V = L⁻¹ K_uf block by block; the bounds of `collapsed` and `sites` are
 sums over these chunks.
 """
 
@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.target_groups import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
 
@@ -77,7 +76,6 @@ class RowBlocks:
         device: device of the blocks.
         size: rows per block.
         groups: number of shards that a source without shards is divided into, for `parallel_map`.
-        process_group: processes to sum over; those that share the source if None.
     """
 
     def __init__(
@@ -87,12 +85,10 @@ class RowBlocks:
         device: torch.device,
         size: int,
         groups: int = 1,
-        process_group: ProcessGroup | None = None,
     ) -> None:
         self.N, self.P, self.observations = source.N, source.P, source.observations
         self.groups = target_groups(source)
         self._source, self._device, self._size = source, device, size
-        self._process_group = source.process_group if process_group is None else process_group
         dataset = source.as_dataset()
         # Collective read: all processes centre by the same rows, whatever their memory.
         first = source.part(torch.arange(min(source.N, CHUNK))) if dataset is None else dataset
@@ -110,7 +106,6 @@ class RowBlocks:
         points: int = 0,
         device: torch.device | None = None,
         size: int | None = None,
-        process_group: ProcessGroup | None = None,
     ) -> "RowBlocks":
         """Return blocks whose size suits the device and its free memory.
 
@@ -119,12 +114,11 @@ class RowBlocks:
             points: largest number of inducing points used with the blocks.
             device: device of the blocks; that of the source if None.
             size: rows per block, instead of the size chosen for the device.
-            process_group: processes to sum over; those that share the source if None.
         """
         device = source.device if device is None else device
         size = size or block_size(device, points, source.D)
         groups = _GROUPS if device.type == "cpu" and points < _MANY_POINTS else 1
-        return cls(source, device=device, size=size, groups=groups, process_group=process_group)
+        return cls(source, device=device, size=size, groups=groups)
 
     @cached_property
     def free(self) -> int:
@@ -145,7 +139,7 @@ class RowBlocks:
 
     def summed(self, shards: Iterable[Sums]) -> Sums:
         """Return sums over the rows of all processes, from the sums of each shard of this one."""
-        return self._process_group.all_reduce(*pairwise_sum(shards))
+        return self._source.process_group.all_reduce(*pairwise_sum(shards))
 
     def mapped(self, sums: Callable[[Iterable[RowBlock]], Sums], *, parallel: bool = True) -> Sums:
         """Return sums over the rows of all processes; `sums` forms those of one shard.

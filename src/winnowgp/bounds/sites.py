@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
-from winnowgp.bounds.chunked import Moments
-from winnowgp.bounds.collapsed import optimal_posterior
+from winnowgp.bounds.collapsed import Moments, optimal_posterior
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.typing import Scalar
 

@@ -8,7 +8,7 @@ function of a, which has the form of R ≤ M observations of combinations of a a
 
 With D_a⁻¹ = S_a⁻¹ − K'_aa⁻¹ for q(a) = N(m_a, S_a) under the old prior covariance K'_aa, this is
 their equation: A Aᵀ = σ² D_a⁻¹ and A y = σ² S_a⁻¹ m_a. Nothing is subtracted here: in coordinates
-whitened by K'_aa = L Lᵀ the moments C, D of all rows (`bounds.chunked`) have C = U diag(c) Uᵀ, and
+whitened by K'_aa = L Lᵀ the moments C, D of all rows (`Moments`) have C = U diag(c) Uᵀ, and
 
     A = σ L⁻ᵀ U c^½,   y = σ c^−½ Uᵀ D,   residual = σ² (Σ w‖y‖² + P tr W(K − Q)) − ‖y‖²,
 
@@ -48,7 +48,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Scalar, TargetNoise
 

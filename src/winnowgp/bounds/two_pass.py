@@ -16,7 +16,7 @@ The Cholesky factor itself is not differentiated. Memory is O(chunk · M + M²) 
 weight w counts as w equal rows: its terms of these sums and of the gradient are multiplied by w.
 
 Targets with different noise, or missing in different rows, are groups whose bounds are added
-(`target_noise`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
+(`target_groups`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
 formed with w_i/(s_i + σ²), and those with w_i/(s_i + σ²)², their derivatives in σ², as well.
 """
 
@@ -34,8 +34,7 @@ from torch import Tensor
 
 from winnowgp.bounds import row_blocks
 from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
-from winnowgp.data.target_groups import TargetGroup
+from winnowgp.data.target_groups import NoiseGroup, TargetGroup, noise_groups
 from winnowgp.linalg import definite_cholesky, half_log_det
 from winnowgp.typing import TargetNoise
 

@@ -125,7 +125,7 @@ def run(arguments: list[str]) -> int:
     except (WinnowError, OSError) as error:
         typer.echo(f"{process_name()}: {_one_line(error)}", err=True)
         return INVALID_INPUT
-    except Exception as error:
+    except Exception as error:  # a mistake of ours, which a user sees as one line
         if os.environ.get("WINNOW_TRACEBACK"):
             raise
         typer.echo(

@@ -71,9 +71,9 @@ def data(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List data sets, write a made one, or copy one of the paper's after checking its contents.
+    """List data sets, write a synthetic one, or copy and verify one of the paper's.
 
-    Made data sets are part of winnowgp. Those of the paper are searched in $WINNOWGP_DATA and
+    Synthetic data sets are part of winnowgp. Those of the paper are searched in $WINNOWGP_DATA and
     winnowgp's cache folder; nothing is downloaded. The list shows where each can be obtained.
     """
     from winnowgp.data.catalogue import ORIGINS
@@ -108,7 +108,7 @@ def data(
 
 
 def _write_example(name: str, output: Path | None) -> str:
-    """Write a made table as CSV, and return a line about it."""
+    """Write a synthetic table as CSV, and return a line about it."""
     import csv
 
     from winnowgp.data import example_table

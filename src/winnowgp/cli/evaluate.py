@@ -12,8 +12,8 @@ from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from winnowgp.estimators import MultiOutputTable, TabularModel
-    from winnowgp.estimators.evaluation import CrossValidation, PairedDifference
+    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
 
 Labelled = Annotated[
     Path,
@@ -36,7 +36,7 @@ def evaluate(
     from winnowgp.cli.outputs import print_output_quality
     from winnowgp.cli.summary import held_out_json, print_quality
     from winnowgp.data import read_table
-    from winnowgp.estimators.evaluation import evaluate_model
+    from winnowgp.tabular.evaluation import evaluate_model
 
     if (outputs := load_outputs(model)) is not None:
         scores = outputs.evaluate(read_table(data, encoding=encoding))
@@ -86,7 +86,7 @@ def compare(
     """
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
-    from winnowgp.estimators.evaluation import compare_models
+    from winnowgp.tabular.evaluation import compare_models
 
     a, b = load_table_model(first), load_table_model(second)
     measures = compare_models(a, b, read_table(data, encoding=encoding))
@@ -106,7 +106,7 @@ def compare(
 
 def _was_fitted_to(model: "TabularModel | MultiOutputTable", data: Path) -> bool:
     """Return whether a model was fitted to rows of this very file."""
-    from winnowgp.estimators import TabularModel
+    from winnowgp.tabular import TabularModel
 
     single = isinstance(model, TabularModel)
     settings = model.summary["settings"] if single else model.settings

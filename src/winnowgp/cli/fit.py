@@ -27,8 +27,8 @@ from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
     from winnowgp.data.distributed import ProcessGroup
-    from winnowgp.estimators import TabularModel
-    from winnowgp.estimators.evaluation import CrossValidation
+    from winnowgp.tabular import TabularModel
+    from winnowgp.tabular.evaluation import CrossValidation
     from winnowgp.training import Checkpoint
 
 
@@ -108,7 +108,7 @@ def fit(
             "strings; rows without a target are dropped."
         ),
     ] = "error",
-    max_words: Annotated[
+    max_categories: Annotated[
         int, typer.Option(min=1, help="Largest number of categories of a string column.")
     ] = 30,
     tolerance: Annotated[
@@ -273,7 +273,7 @@ def fit(
 
     from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
-    from winnowgp.estimators import cross_validate_table, fit_table
+    from winnowgp.tabular import cross_validate_table, fit_table
 
     if not quiet and not json:
         # The summary that is printed has these notes.
@@ -303,7 +303,7 @@ def fit(
             decimal=decimal,
             dates=dates,
             missing=missing,
-            max_words=max_words,
+            max_categories=max_categories,
             kernel="rbf" if kernel == "auto" else kernel,
             priors=None if priors == "none" else priors,
             alpha=alpha_value,
@@ -328,7 +328,7 @@ def fit(
         "decimal": decimal,
         "dates": dates,
         "missing": missing,
-        "max_words": max_words,
+        "max_categories": max_categories,
         "kernel": kernel,
         "layers": _layers(layers),
         "priors": None if priors == "none" else priors,

@@ -9,8 +9,8 @@ import typer
 from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output
 
 if TYPE_CHECKING:
-    from winnowgp.estimators import TabularModel
     from winnowgp.report.summary import AllocationSummary, Choice
+    from winnowgp.tabular import TabularModel
 
 
 def info(model: ModelFile, json: Json = False) -> None:
@@ -79,7 +79,7 @@ def _frontier_json(choice: "Choice") -> dict[str, Any]:
                 "inducing_points": each["points"],
                 "predict_us": each["predict_us"],
                 "elbo_nats": each["bound"],
-                "elbo_gap_nats_per_observation": each["given_up"],
+                "elbo_gap_nats_per_observation": each["elbo_gap"],
                 "held_out_nats_per_observation": each["log_density"],
             }
             for each in choice["allocations"]
@@ -166,7 +166,7 @@ def _print_allocations(choice: "Choice", allocations: "list[AllocationSummary]")
             str(total),
             f"{each['predict_us']:.1f}",
             f"{each['bound']:.2f}",
-            f"{each['given_up']:.4f}",
+            f"{each['elbo_gap']:.4f}",
             _number(each["log_density"]),
             "<- selected" if selected else "available" if total in choice["sizes"] else "",
             style="bold" if selected else None,

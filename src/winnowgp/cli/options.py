@@ -12,8 +12,8 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp import TabularModel
-    from winnowgp.estimators import MultiOutputTable
     from winnowgp.report import Summary
+    from winnowgp.tabular import MultiOutputTable
 
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")
@@ -108,7 +108,7 @@ def load_table_model(path: Path) -> "TabularModel":
 def load_predictor(path: Path) -> "TabularModel | MultiOutputTable":
     """Load a model that `winnow fit` wrote, of one target or of several."""
     from winnowgp import TabularModel, load
-    from winnowgp.estimators import MultiOutputTable
+    from winnowgp.tabular import MultiOutputTable
 
     model = load(_checked_file(path))
     if not isinstance(model, TabularModel | MultiOutputTable):
@@ -123,7 +123,7 @@ def load_outputs(path: Path) -> "MultiOutputTable | None":
     if load_field(_checked_file(path), "targets", list[str])[0] != "MultiOutputTable":
         return None
     from winnowgp import load
-    from winnowgp.estimators import MultiOutputTable
+    from winnowgp.tabular import MultiOutputTable
 
     model = load(path)
     assert isinstance(model, MultiOutputTable)

@@ -12,8 +12,8 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
-    from winnowgp.estimators import MultiOutputTable
     from winnowgp.report.summary import Choice
+    from winnowgp.tabular import MultiOutputTable
 
 
 def fit_outputs(
@@ -35,7 +35,7 @@ def fit_outputs(
     from rich.console import Console
 
     from winnowgp.cli.summary import PhaseBars
-    from winnowgp.estimators import cross_validate_outputs, fit_outputs_table
+    from winnowgp.tabular import cross_validate_outputs, fit_outputs_table
 
     with PhaseBars(Console(stderr=True), quiet=quiet or json) as bars:
         if folds is None:

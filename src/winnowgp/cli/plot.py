@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from winnowgp.data import DataTable
-    from winnowgp.estimators import TabularModel
     from winnowgp.report import Summary
     from winnowgp.report.summary import Choice
+    from winnowgp.tabular import TabularModel
 
 
 KINDS = (
@@ -135,7 +135,6 @@ def frontier_plot(choice: "Choice") -> "Figure":
 def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     import torch
 
-    from winnowgp.estimators.surfaces import numeric_inputs, surface, surface_rows
     from winnowgp.plots.predictions import (
         Surface,
         date_axis,
@@ -145,6 +144,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
     )
     from winnowgp.plots.style import plain
     from winnowgp.report.sentences import counted
+    from winnowgp.tabular.surfaces import numeric_inputs, surface, surface_rows
 
     names = numeric_inputs(model)
     drawn = surface(model)
@@ -234,7 +234,7 @@ def export(
     """Write the predictor, preprocessing included, as ONNX or as one numpy file."""
     checked_output(output, (".onnx", ".py"))
     from winnowgp.cli.options import load_table_model
-    from winnowgp.estimators import export_numpy, export_onnx
+    from winnowgp.tabular import export_numpy, export_onnx
 
     write = export_onnx if output.suffix.lower() == ".onnx" else export_numpy
     write(load_table_model(model), output)

@@ -18,7 +18,7 @@ from winnowgp.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
-    from winnowgp.estimators import MultiOutputTable, TabularModel
+    from winnowgp.tabular import MultiOutputTable, TabularModel
 
 
 def predict(

@@ -86,7 +86,7 @@ def reproduce(
             result = _reproduced(
                 experiment, scope, output, jobs=jobs, only_draw=only_draw, shown=not (quiet or json)
             )
-        except Exception as error:
+        except Exception as error:  # hours of other experiments must not be lost
             if len(experiments) == 1:
                 raise
             typer.echo(f"winnow: {experiment.name} failed and is skipped: {error}", err=True)

@@ -100,7 +100,7 @@ class RunBar:
         self._bar.update(self._task, completed=done, total=total, note=note)
 
 
-_KINDS = {"number": "number", "date": "date", "words": "category"}
+_KINDS = {"number": "number", "date": "date", "category": "category"}
 
 # Inputs, and ignored columns, that are printed.
 _MAX_COLUMNS = 40
@@ -144,7 +144,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "log_evidence_nats": choice["evidence"],
             "log_evidence_method": choice["evidence_method"],
             "kl_nats": choice["kl"],
-            "elbo_gap_nats_per_observation": choice["given_up"],
+            "elbo_gap_nats_per_observation": choice["elbo_gap"],
             "predictive_gap_nats_per_observation": choice["predictive_gap"],
             "predictive_gap_standard_error": choice["predictive_gap_se"],
             "growth_limit": choice["growth_limit"],
@@ -243,8 +243,8 @@ def _columns(summary: Summary) -> Table:
 
 def _values(column: ColumnSummary) -> str:
     """Return the range of numbers and dates, or the most frequent categories."""
-    if column["kind"] == "words":
-        shown = ", ".join(category[:20] for category, _ in column["words"][:3])
+    if column["kind"] == "category":
+        shown = ", ".join(category[:20] for category, _ in column["categories"][:3])
         return f"{column['different']}: {shown}{', …' if column['different'] > 3 else ''}"
     low, high = column["spread"][0], column["spread"][-1]
     if column["kind"] == "date":

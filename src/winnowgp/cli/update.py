@@ -20,7 +20,7 @@ from winnowgp.cli.options import (
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
-    from winnowgp.estimators import TableUpdate
+    from winnowgp.tabular import TableUpdate
 
 
 def update(
@@ -78,7 +78,7 @@ def update(
     checked_output(output)
     from winnowgp.cli.options import load_table_model
     from winnowgp.data import read_table
-    from winnowgp.estimators import update_table
+    from winnowgp.tabular import update_table
 
     fitted, table = load_table_model(model), read_table(data, encoding=encoding)
     digest, earlier = file_digest(data), fitted.summary["settings"].get("data_sha256", "")

@@ -29,7 +29,7 @@ class ColumnKind:
     """What a column holds, and how its strings are read."""
 
     kind: str
-    """"number", "date", or "words" for categories."""
+    """"number", "date" or "category"."""
     notation: Notation = Notation()
     literal: bool = False
     """Whether only empty strings are missing, so that NA is a category."""
@@ -69,7 +69,7 @@ def column_kinds(
     for name in table.names if names is None else names:
         try:
             kinds[name] = (
-                ColumnKind("words", literal=True)
+                ColumnKind("category", literal=True)
                 if name in forced
                 else _column_kind(table, name, decimal=decimal, dates=dates)
             )
@@ -114,7 +114,7 @@ def column_note(table: DataTable, name: str, kind: ColumnKind) -> str:
     >>> column_note(table, "zip", ColumnKind("number"))
     'codes with leading zeros, read as numbers; --categorical reads them as categories'
     """
-    if kind.kind == "words":
+    if kind.kind == "category":
         return "" if kind.literal else _partly_numbers(table, name)
     notation = kind.notation
     if table.values[name].dtype == object and not any("," in s for s in table.strings(name) if s):
@@ -140,7 +140,7 @@ def _column_kind(table: DataTable, name: str, *, decimal: str, dates: str) -> Co
         return ColumnKind(*known)
     for kind in ("number", "date"):
         _check_odd_cells(table, name, counts, kind)
-    return ColumnKind("words")
+    return ColumnKind("category")
 
 
 def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: str) -> None:

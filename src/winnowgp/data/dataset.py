@@ -11,7 +11,6 @@ from torch import Tensor
 
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.row_indices import RowBatches, shard_range
-from winnowgp.data.tables import checked_size
 from winnowgp.errors import InputError
 
 
@@ -451,3 +450,10 @@ class MaskedMatrix:
     def batches(self, size: int, *, generator: torch.Generator) -> RowBatches:
         """Return an endless iterator over minibatches of row indices (see `RowBatches`)."""
         return RowBatches(self.N, size, generator=generator, device=self.Y.device)
+
+
+def checked_size(size: int) -> int:
+    """Return a chunk size, or raise an error if it is below one row."""
+    if size < 1:
+        raise InputError(f"`size` must be at least 1 row; got {size}.")
+    return size

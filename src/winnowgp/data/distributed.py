@@ -108,7 +108,7 @@ class ProcessGroup:
         if self.rank == rank:
             try:
                 result.append(compute())
-            except Exception as raised:
+            except Exception as raised:  # the others wait for its result, or its error
                 error = raised
         result, remote_error = self.broadcast_object(
             (result, None if error is None else _picklable_error(error)), rank=rank

@@ -15,7 +15,7 @@ from winnowgp.data.tables import DataTable
 from winnowgp.errors import InputError, ModelFileError
 
 _MISSING = ("error", "impute")
-_FIELDS = {"name", "kind", "typical", "flagged", "words"}
+_FIELDS = {"name", "kind", "typical", "flagged", "categories"}
 # Fields that a file has only where they differ from the default.
 _OPTIONAL = {"notation", "literal"}
 
@@ -50,7 +50,7 @@ class TableEncoder:
         kinds: Mapping[str, ColumnKind] | None = None,
         rows: NDArray[Any] | None = None,
         missing: str = "error",
-        max_words: int = 30,
+        max_categories: int = 30,
     ) -> "TableEncoder":
         """Learn the encoding of each column from its values.
 
@@ -59,7 +59,7 @@ class TableEncoder:
             kinds: what each column holds, by default `winnowgp.data.columns.column_kinds`.
             rows: indices of the rows from which medians and categories are learnt, by default all.
             missing: "error" to refuse missing values, or "impute".
-            max_words: largest number of categories of a column of strings.
+            max_categories: largest number of categories of a column of strings.
         """
         if missing not in _MISSING:
             raise InputError(f"`missing` must be 'error' or 'impute'; got {missing!r}.")
@@ -72,14 +72,17 @@ class TableEncoder:
         encodings, refused = [], []
         for name in table.names:
             try:
-                encodings.append(_learnt_encoding(train, name, kinds[name], max_words=max_words))
+                encodings.append(
+                    _learnt_encoding(train, name, kinds[name], max_categories=max_categories)
+                )
             except _TooManyCategoriesError as error:
                 refused.append(error)
         if len(refused) > 1:
             names = ",".join(error.column for error in refused)
             raise InputError(
-                f"{len(refused)} columns have more than {max_words} different strings; leave them "
-                f"out with `drop` (`--drop {names!r}`), or increase `max_words` (`--max-words`)."
+                f"{len(refused)} columns have more than {max_categories} different strings; leave "
+                f"them out with `drop` (`--drop {names!r}`), or increase `max_categories` "
+                "(`--max-categories`)."
             )
         if refused:
             raise refused[0]
@@ -107,7 +110,7 @@ class TableEncoder:
         """Return the categories of each column that were not in the training table."""
         unseen: dict[str, list[str]] = {}
         for column in self.columns:
-            if column.kind == "words":
+            if column.kind == "category":
                 strings = table.strings(column.name, literal=column.literal)
                 new = set(strings) - set(column.categories) - {None}
                 if new:
@@ -146,13 +149,13 @@ class ColumnEncoding:
 
     name: str
     kind: str
-    """"number", "date", or "words" for a column of strings."""
+    """"number", "date", or "category" for a column of strings."""
     typical: float | str
     """The median, which replaces missing numbers, or the most frequent category."""
     flagged: bool = False
     """Whether an indicator column marks missing numbers."""
     categories: tuple[str, ...] = ()
-    """Strings of a column of kind "words", most frequent first."""
+    """Categories, the most frequent first."""
     notation: Notation = Notation()
     """How strings write numbers or dates."""
     literal: bool = False
@@ -161,13 +164,13 @@ class ColumnEncoding:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the columns of the matrix that this column becomes."""
-        if self.kind == "words":
+        if self.kind == "category":
             return tuple(f"{self.name}={category}" for category in self.categories)
         return (self.name, f"{self.name} missing") if self.flagged else (self.name,)
 
     def encode(self, table: DataTable, *, impute: bool) -> NDArray[np.float64]:
         """Return `[N features]`; a missing or unknown category is a row of zeros."""
-        if self.kind == "words":
+        if self.kind == "category":
             strings = table.strings(self.name, literal=self.literal)
             self._check_missing(table, np.array([s is None for s in strings]), impute=impute)
             index = {category: i for i, category in enumerate(self.categories)}
@@ -205,7 +208,7 @@ class ColumnEncoding:
         # The rest of a file that is read in blocks may have more of them.
         count = f"{int(missing.sum())} " if table.origin is None else ""
         first = int(missing.argmax())
-        string = table.values[self.name][first] if self.kind == "words" else None
+        string = table.values[self.name][first] if self.kind == "category" else None
         category = (
             f" If {string!r} is a category, use `categorical` (`--categorical {self.name!r}`)."
             if isinstance(string, str)
@@ -224,7 +227,7 @@ class ColumnEncoding:
             "kind": self.kind,
             "typical": self.typical,
             "flagged": self.flagged,
-            "words": list(self.categories),
+            "categories": list(self.categories),
             **({} if self.notation == Notation() else {"notation": self.notation.to_dict()}),
             **({"literal": True} if self.literal else {}),
         }
@@ -239,7 +242,7 @@ class ColumnEncoding:
         if not isinstance(values, dict) or not _is_encoding(values):
             raise ModelFileError(f"describes an input as {values!r:.200}")
         fields = {name: values[name] for name in ("name", "kind", "typical", "flagged")}
-        column = cls(**fields, categories=tuple(values["words"]))
+        column = cls(**fields, categories=tuple(values["categories"]))
         if "notation" in values:
             column = replace(column, notation=Notation.from_dict(values["notation"]))
         return replace(column, literal="literal" in values)
@@ -249,10 +252,10 @@ def _is_encoding(values: dict[Any, Any]) -> bool:
     """Return whether `ColumnEncoding.to_dict` might have returned these values."""
     if values.keys() - _OPTIONAL != _FIELDS or values.get("literal", True) is not True:
         return False
-    categories, typical = values["words"], values["typical"]
+    categories, typical = values["categories"], values["typical"]
     if not isinstance(values["name"], str) or not isinstance(categories, list):
         return False
-    if values["kind"] == "words":
+    if values["kind"] == "category":
         strings = all(isinstance(category, str) and category for category in categories)
         distinct = strings and len(set(categories)) == len(categories)
         return distinct and typical in categories and values["flagged"] is False
@@ -275,10 +278,10 @@ class _TooManyCategoriesError(InputError):
 
 
 def _learnt_encoding(
-    table: DataTable, name: str, kind: ColumnKind, *, max_words: int
+    table: DataTable, name: str, kind: ColumnKind, *, max_categories: int
 ) -> ColumnEncoding:
     column = ColumnEncoding(name, kind.kind, 0.0, notation=kind.notation, literal=kind.literal)
-    if kind.kind != "words":
+    if kind.kind != "category":
         values = column.values(table)
         check_finite(table, name, values)
         missing = np.isnan(values)
@@ -290,11 +293,12 @@ def _learnt_encoding(
     counts = Counter(string for string in strings if string is not None)
     if not counts:
         raise _empty_column(name)
-    if len(counts) > max_words:
+    if len(counts) > max_categories:
         raise _TooManyCategoriesError(
             f"column {name!r} has {len(counts)} different strings, such as "
-            f"{next(iter(counts))[:40]!r}, and {max_words} are allowed; leave it out with `drop` "
-            "(`--drop`), use it as `id_column` (`--id`), or increase `max_words` (`--max-words`).",
+            f"{next(iter(counts))[:40]!r}, and {max_categories} are allowed; leave it out with "
+            "`drop` (`--drop`), use it as `id_column` (`--id`), or increase `max_categories` "
+            "(`--max-categories`).",
             name,
         )
     categories = tuple(string for string, _ in counts.most_common())

@@ -1,4 +1,4 @@
-"""Made tables for a first try, each with a difficulty that real tables of its kind have.
+"""Synthetic tables for a first try, each with a difficulty that real tables of its kind have.
 
 The functions that made them are known, so that a fit can be judged. `winnow data NAME` writes one
 as a CSV file, and the gallery of the documentation fits them all.
@@ -12,12 +12,12 @@ from winnowgp.data.tables import DataTable
 from winnowgp.errors import InputError
 
 EXAMPLES = {
-    "houses": "made: 500 houses, target price; its noise is proportional to the price",
-    "churn": "made: 1,200 customers of whom 4 % leave, target churned; one column knows it",
-    "sensor": "made: hourly temperatures of 28 days with gaps, target temperature",
-    "sales": "made: three years of days with trend, year and week, target sales",
-    "cities": "made: 300 cities of six regions, target rain",
-    "visits": "made: 300 counts of visitors with crowded days, target visitors",
+    "houses": "synthetic: 500 houses, target price; its noise is proportional to the price",
+    "churn": "synthetic: 1,200 customers of whom 4 % leave, target churned; one column knows it",
+    "sensor": "synthetic: hourly temperatures of 28 days with gaps, target temperature",
+    "sales": "synthetic: three years of days with trend, year and week, target sales",
+    "cities": "synthetic: 300 cities of six regions, target rain",
+    "visits": "synthetic: 300 counts of visitors with crowded days, target visitors",
 }
 """Names that `example_table` accepts, and what each table contains."""
 
@@ -25,7 +25,7 @@ _Columns = dict[str, np.ndarray | list[str]]
 
 
 def example_table(name: str) -> DataTable:
-    """Return a made table that is part of the package, always with the same rows.
+    """Return a synthetic table that is part of the package, always with the same rows.
 
     Args:
         name: "houses", "churn", "sensor", "sales", "cities" or "visits".

@@ -12,9 +12,8 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data.dataset import Dataset, Source, SourceInfo
+from winnowgp.data.dataset import Dataset, Source, SourceInfo, checked_size
 from winnowgp.data.row_indices import checked_rows, shard_range
-from winnowgp.data.tables import checked_size
 from winnowgp.errors import InputError
 
 

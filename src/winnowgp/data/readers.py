@@ -21,8 +21,15 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from winnowgp.data.frames import arrow_column, as_string, parse_string
-from winnowgp.data.tables import ROW_INDEX, DataTable, Origin, checked_size, distinct_names
+from winnowgp.data.tables import (
+    ROW_INDEX,
+    DataTable,
+    Origin,
+    arrow_column,
+    as_string,
+    distinct_names,
+    parse_string,
+)
 from winnowgp.errors import InputError, MissingExtraError, RowIndexWarning
 
 BLOCK = 16_384
@@ -78,7 +85,8 @@ def _blocks(path: Path, *, size: int, encoding: str) -> Iterator[DataTable]:
     """Yield all columns of a file in blocks of rows."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a CSV, Excel or Parquet file.")
-    checked_size(size)
+    if size < 1:
+        raise InputError(f"`size` must be at least 1 row; got {size}.")
     try:
         file = path.open("rb")
     except OSError as error:

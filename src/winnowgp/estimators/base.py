@@ -21,10 +21,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
-from winnowgp.data.frames import dates_as_days
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
-from winnowgp.estimators.rows import refuse_source, tensor
+from winnowgp.estimators.rows import dates_as_days, refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
@@ -210,7 +209,7 @@ class BaseGP(BaseEstimator, ABC):
             )
         parameters = self.get_params(deep=False)
         del parameters["callbacks"], parameters["checkpoint"]
-        if getattr(params, "earlier", None) is not None:
+        if params.earlier is not None:
             identity = {**identity, "earlier": params.earlier}
         log = open_checkpoint(
             params.checkpoint,

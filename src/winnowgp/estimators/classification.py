@@ -17,20 +17,20 @@ from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, documented
 from winnowgp.estimators.rows import (
     check_source_columns,
     columns_kept_after_errors,
+    dates_as_days,
     rows_in_memory,
     set_source_columns,
     tensor,
     weighted_rows,
 )
+from winnowgp.estimators.selection import refuse_stream
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of
-from winnowgp.estimators.uncertainty import refuse_stream
 from winnowgp.models import VariationalGP
 
 

@@ -30,6 +30,7 @@ from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, Prediction
 from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
+from winnowgp.models.likelihoods import has_noise
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -416,7 +417,7 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
 
     def _check_combination(self, params: validation.Parameters) -> None:
         super()._check_combination(params)
-        if isinstance(self.likelihood, str) and validation.has_noise(params.likelihood):
+        if isinstance(self.likelihood, str) and has_noise(params.likelihood):
             params.likelihood.noise = torch.tensor(_INITIAL_NOISE)
 
 

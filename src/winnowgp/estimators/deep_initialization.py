@@ -10,7 +10,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import validation
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import DeepGP, deep_layers
-from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.likelihoods import has_noise, observation_model
 from winnowgp.training.initialization import best_level
 
 FIRST_CANDIDATES = 64
@@ -44,7 +44,7 @@ def initial_deep_gp(
         made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
     )
     model = model.to(params.device)
-    if not validation.has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
+    if not has_noise(likelihood) and not isinstance(likelihood, SoftmaxLikelihood):
         _set_level(model, data)
     return model
 

@@ -21,7 +21,7 @@ from winnowgp.estimators.kernels import (
     NamedKernel,
 )
 from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
-from winnowgp.estimators.uncertainty import HYPER, check_hyper_rows
+from winnowgp.estimators.selection import HYPER, check_hyper_rows
 from winnowgp.models import (
     FidelityModel,
     FidelityPosterior,

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import MaskedMatrix, Source, Standardiser
-from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import BaseGP, cpu_frontier, documented
@@ -31,9 +30,9 @@ from winnowgp.estimators.gplvm_initialization import (
     latent_kernel,
     relevance,
 )
-from winnowgp.estimators.rows import tensor
+from winnowgp.estimators.rows import dates_as_days, tensor
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.models.likelihoods import fill_with_observed
+from winnowgp.models.likelihoods import fill_with_observed, has_noise
 from winnowgp.report.sentences import counted
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents
@@ -160,7 +159,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         params = self._validate()
         raw = MaskedMatrix.of(_checked_table(self, X, reset=True))
         _START("start", params.start, shape=(raw.N, params.n_components))
-        varies = _varying_columns(raw) | (not validation.has_noise(params.likelihood))
+        varies = _varying_columns(raw) | (not has_noise(params.likelihood))
         scaler = self._scaler(raw, params.likelihood)
         table = MaskedMatrix(scaler.forward(raw.Y), raw.observed & varies)
         counter = _StepCounter(("optimisation", "inclusion"))
@@ -385,12 +384,12 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
 
     def _noise(self, P: int) -> NDArray[np.float64]:
         likelihood = self.posterior_.function.likelihood
-        if not validation.has_noise(likelihood):
+        if not has_noise(likelihood):
             return np.full(P, np.nan)
         return (likelihood.noise.expand(P) * self._x_scaler.scale.square() * self._varies).numpy()
 
     def _scaler(self, raw: MaskedMatrix, likelihood: Likelihood) -> Standardiser:
-        if not validation.has_noise(likelihood):
+        if not has_noise(likelihood):
             return Standardiser.none(raw.Y)
         scaler = Standardiser.of_entries(raw)
         if self.standardise:

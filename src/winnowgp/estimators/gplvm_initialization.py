@@ -13,11 +13,11 @@ from torch import Tensor
 from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.validation import Parameters, has_noise
+from winnowgp.estimators.validation import Parameters
 from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.kernels import has_psi
-from winnowgp.models.likelihoods import fill_with_observed, observation_model
+from winnowgp.models.likelihoods import fill_with_observed, has_noise, observation_model
 from winnowgp.models.observations import gaussian_noise
 from winnowgp.training import principal_latents
 

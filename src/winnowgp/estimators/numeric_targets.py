@@ -15,7 +15,6 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source, standardise
-from winnowgp.data.frames import dates_as_days
 from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import (
@@ -25,7 +24,10 @@ from winnowgp.estimators.base import (
     posterior_device,
 )
 from winnowgp.estimators.rows import (
+    TargetScaler,
     columns_kept_after_errors,
+    dates_as_days,
+    logarithm,
     missing_targets,
     noise_variances,
     rows_in_memory,
@@ -33,14 +35,13 @@ from winnowgp.estimators.rows import (
     tensor,
     weighted_rows,
 )
-from winnowgp.estimators.target_scaler import TargetScaler, logarithm
 from winnowgp.models import (
     FidelityModel,
     MixturePosterior,
     MultiOutputPosterior,
     Posterior,
 )
-from winnowgp.models.likelihoods import is_plain, observation_model
+from winnowgp.models.likelihoods import has_noise, is_plain, observation_model
 from winnowgp.models.observations import gaussian_noise
 
 
@@ -357,7 +358,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         data = source.as_dataset()
         if data is not None and not data.complete:
             raise InputError("a source must have all targets; pass arrays if some are missing.")
-        rows = standardise(source, targets=validation.has_noise(params.likelihood))
+        rows = standardise(source, targets=has_noise(params.likelihood))
         if (dataset := rows.as_dataset()) is not None:
             observation_model(params.likelihood).check_targets(dataset.Y)
         return rows, TargetScaler(cpu_scaler(rows.y_scaler), single=rows.P == 1)

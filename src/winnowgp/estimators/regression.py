@@ -26,13 +26,8 @@ from winnowgp.estimators.heteroscedastic import (
     check_varying_noise,
     with_log_noise,
 )
+from winnowgp.estimators.selection import HYPER, check_hyper, check_hyper_rows, gaussian_posterior
 from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
-from winnowgp.estimators.uncertainty import (
-    HYPER,
-    check_hyper,
-    check_hyper_rows,
-    gaussian_posterior,
-)
 from winnowgp.models import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
@@ -44,7 +39,7 @@ from winnowgp.models import (
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel
-from winnowgp.models.likelihoods import is_plain
+from winnowgp.models.likelihoods import has_noise, is_plain
 from winnowgp.models.mixture import MixturePaths
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
@@ -144,7 +139,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
             extra = {} if known is None else {"noise": known}
             covariance = self.posterior_.covariance(inputs, observed=observed, **extra)
             return self._y_scaler.joint_moments(mean, covariance.permute(1, 2, 0).cpu())
-        symmetric = validation.has_noise(self.likelihood_) and not self.log_target
+        symmetric = has_noise(self.likelihood_) and not self.log_target
         if not return_std and (symmetric or not (observed or self.log_target)):
             # The mean of the function is that of an observation, and costs O(M) per row.
             chunks = inputs.split(rows_at_once(self.posterior_))
@@ -337,7 +332,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
             model.likelihood.initialize(noise=NEGLIGIBLE)
             model.likelihood.requires_grad_(False)
         constant = isinstance(model.mean, ConstantMean) and not isinstance(self.mean, Mean)
-        if constant and not validation.has_noise(params.likelihood):
+        if constant and not has_noise(params.likelihood):
             # Counts may be further from zero than the small steps of the paper's schedule reach.
             rows = data.require_dataset("a likelihood without noise")
             model.mean.initialize(constant=best_level(model.likelihood, rows))

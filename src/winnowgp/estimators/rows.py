@@ -1,16 +1,27 @@
-"""Validation of the rows that estimators are given: arrays, weights, known noise and sources."""
+"""Rows that estimators are given: validation of arrays, weights, known noise and sources; scaling.
 
+Inputs may have dates. Numeric targets are standardised for training; predictions are in the units
+of the targets.
+"""
+
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, final
 
 import numpy as np
 import torch
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnowgp.data import Dataset, Source
+from winnowgp.data import Dataset, Source, Standardiser
+from winnowgp.data.tables import collected, days
 from winnowgp.errors import InputError
+from winnowgp.models.likelihoods import has_noise, observation_model
 
 
 def tensor(values: Any, *, name: str = "y", hint: str = "Use a classifier for labels.") -> Tensor:
@@ -34,6 +45,52 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def dates_as_days(X: Any) -> Any:
+    """Return inputs in which dates are days since 1970, as in tables; others are not copied.
+
+    Args:
+        X: an array, or a data frame of pandas or polars; columns of other types stay.
+    """
+    package = type(X).__module__.partition(".")[0]
+    if package == "pandas":
+        return _pandas_days(X)
+    if package == "polars":
+        return _polars_days(X)
+    if isinstance(X, np.ndarray) and X.dtype.kind == "M":
+        return days(X)
+    if isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 2 and len(X):
+        dated = [j for j in range(X.shape[1]) if any(isinstance(v, date) for v in X[:, j])]
+        if dated:
+            X = X.copy()
+            for j in dated:
+                X[:, j] = days(X[:, j])
+    return X
+
+
+def _pandas_days(X: Any) -> Any:
+    types = [getattr(dtype, "kind", "") for dtype in getattr(X, "dtypes", [])]
+    if "M" not in types:
+        return X
+    X = X.copy()
+    for number, kind in enumerate(types):
+        if kind == "M":
+            column = X.iloc[:, number]
+            zone = getattr(column.dtype, "tz", None)
+            column = column if zone is None else column.dt.tz_convert("UTC").dt.tz_localize(None)
+            X.isetitem(number, days(column.to_numpy()))
+    return X
+
+
+def _polars_days(X: Any) -> Any:
+    polars: Any = sys.modules["polars"]
+    dated = [s for s in collected(X).get_columns() if s.dtype in (polars.Date, polars.Datetime)]
+    if not dated:
+        return X
+    # UTC by the epoch, whatever the zone of the column.
+    new = [polars.Series(s.name, s.dt.epoch("us").to_numpy() / 86_400e6) for s in dated]
+    return X.with_columns(new)
 
 
 def set_source_columns(
@@ -220,3 +277,130 @@ def _sample_weights(sample_weight: Any, N: int) -> NDArray[np.float64]:
             "weight 2 counts as two rows, and a row of weight 0 is left out."
         )
     return weights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TargetScaler:
+    """Standardises numeric targets: z = (y − shift) / scale, column by column.
+
+    Targets are scaled only if they are the latent function plus noise; counts and proportions stay
+    as they are.
+
+    >>> import torch
+    >>> from gpytorch.likelihoods import GaussianLikelihood
+    >>> data = Dataset.of(torch.zeros(2, 1).double(), torch.tensor([1.0, 3.0]).double())
+    >>> scaler = TargetScaler.of(data, GaussianLikelihood(), single=True)
+    >>> Z = scaler.columns.forward(data.Y)
+    >>> Z.tolist(), scaler.values(Z).tolist(), scaler.deviations(Z).tolist()
+    ([[-1.0], [1.0]], [1.0, 3.0], [-1.0, 1.0])
+    """
+
+    columns: Standardiser
+    single: bool
+    """Whether targets were passed to `fit` as `[N]` rather than `[N P]`."""
+    log: bool = False
+    """Whether the logarithm of the targets is standardised, rather than the targets."""
+
+    @classmethod
+    def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
+        """Return the scaler of the targets of some rows."""
+        if not has_noise(likelihood):
+            return cls(Standardiser.none(data.Y), single)
+        return cls(Standardiser.of(data.Y, weights=data.weights), single)
+
+    @property
+    def P(self) -> int:
+        """Number of target columns."""
+        return len(self.columns.shift)
+
+    def standardise(
+        self, y: Any, likelihood: Likelihood, *, inputs: Float[Tensor, "N D"]
+    ) -> Float[Tensor, "N P"]:
+        """Validate targets that are to be scored, and standardise them."""
+        Y = Dataset.of(inputs, tensor(y), missing=self.P > 1).Y
+        if Y.shape[1] != self.P:
+            raise InputError(
+                f"`y` must have {self.P} target columns as in `fit`; got {Y.shape[1]}."
+            )
+        Y = self.columns.forward(logarithm(Y) if self.log else Y)
+        observation_model(likelihood).check_targets(Y)
+        return Y
+
+    def values(self, Y: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return quantiles or samples, or without a logarithm means, in the targets' units."""
+        values = self.columns.inverse(Y)
+        return self._array(values.exp() if self.log else values)
+
+    def moments(
+        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and standard deviation of y; log-normal if log y is Gaussian.
+
+        E y = exp(m + v/2),   Var y = (E y)² (eᵛ − 1)
+        """
+        if not self.log:
+            return self.values(mean), self.deviations(variance.sqrt())
+        v = variance * self.columns.scale.square()
+        level = (self.columns.inverse(mean) + 0.5 * v).exp()
+        return self._array(level), self._array(level * v.expm1().sqrt())
+
+    def joint_moments(
+        self, mean: Float[Tensor, "N P"], covariance: Float[Tensor, "N N P"]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and covariance of y; if log y is Gaussian, E yᵢ E yⱼ (exp Cᵢⱼ − 1)."""
+        if not self.log:
+            return self.values(mean), self.variances(covariance)
+        C = covariance * self.columns.scale.square()
+        level = (self.columns.inverse(mean) + 0.5 * C.diagonal().mT).exp()
+        return self._array(level), self._array(level[:, None] * level * C.expm1())
+
+    def deviations(self, sd: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return standard deviations in the units of the targets."""
+        return self._array(sd * self.columns.scale)
+
+    def variances(self, variance: Float[Tensor, "*S P"]) -> NDArray[np.float64]:
+        """Return variances or covariances in the squared units of the targets."""
+        return self._array(variance * self.columns.scale.square())
+
+    def log_densities(
+        self, nats: Float[Tensor, "N P"], Y: Float[Tensor, "N P"]
+    ) -> NDArray[np.float64]:
+        """Return log densities of the targets: log p(y) = log p(z) − log scale, and − log y if
+        z is their standardised logarithm.
+
+        Args:
+            nats: log densities of the standardised targets.
+            Y: standardised targets.
+        """
+        nats = nats - self.columns.scale.log()
+        return self._array(nats - self.columns.inverse(Y) if self.log else nats)
+
+    def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
+        """Return the noise variance of each target or its logarithm, `[P]`; NaN without noise."""
+        if not has_noise(likelihood):
+            return np.full(self.P, np.nan)
+        return (likelihood.noise * self.columns.scale.square()).detach().numpy()
+
+    def _array(self, values: Tensor) -> NDArray[np.float64]:
+        """Drop the last axis, that of the targets, if `fit` received targets `[N]`."""
+        return (values[..., 0] if self.single else values).numpy()
+
+
+def logarithm(
+    Y: Float[Tensor, "*shape"], rows: NDArray[np.intp] | None = None
+) -> Float[Tensor, "*shape"]:
+    """Return log Y, or raise an error that names the first row that is not positive.
+
+    Args:
+        rows: index of each target among the user's rows; they are all of them by default.
+    """
+    wrong = (Y <= 0).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        row = at[0] if rows is None else int(rows[at[0]])
+        raise InputError(
+            f"`log_target` needs positive targets; got {Y[at]:g} in row {row + 1}. Leave such "
+            "rows out, add a constant to the target, or fit without the logarithm."
+        )
+    return Y.log()

@@ -2,8 +2,7 @@
 
 Importing this module registers the estimators with `winnowgp.io`. The state of an estimator is its
 parameters and some of its fitted attributes, under their own names; the other attributes follow
-from these and are restored by a function per family. `winnowgp.load` is taken from here, so that
-estimators are registered before a file is read.
+from these and are restored by a function per family.
 """
 
 from collections.abc import Callable
@@ -28,10 +27,10 @@ from winnowgp.estimators.gplvm_initialization import relevance
 from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
+from winnowgp.estimators.rows import TargetScaler
 from winnowgp.estimators.stream_records import StreamRecord
-from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
-from winnowgp.io.registry import load, register
+from winnowgp.io.registry import register
 from winnowgp.models import (
     DeepPosterior,
     FidelityModel,
@@ -48,8 +47,6 @@ from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
 from winnowgp.training.schedules import SizedDeepModel, SizedModel
-
-__all__ = ["load"]
 
 # Parameters that belong to the process that fits, not to the model.
 _NOT_SAVED = ("callbacks", "checkpoint")

@@ -10,17 +10,11 @@ from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.bounds.streaming import Memory
-from winnowgp.data import Dataset, Standardiser, TableEncoder
+from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import ModelFileError
-from winnowgp.estimators.base import total_points
-from winnowgp.estimators.classification import ClassLabels, ClassTargets
-from winnowgp.estimators.multi_output import MultiOutputGPRegressor
-from winnowgp.estimators.quality import TableEstimator
+from winnowgp.estimators.classification import ClassLabels
+from winnowgp.estimators.rows import TargetScaler
 from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
-from winnowgp.estimators.table_outputs import MultiOutputTable
-from winnowgp.estimators.table_targets import TASKS
-from winnowgp.estimators.tabular_model import TabularModel, prediction_names
-from winnowgp.estimators.target_scaler import TargetScaler
 from winnowgp.io.registry import register
 from winnowgp.models import (
     DeepPosterior,
@@ -30,8 +24,6 @@ from winnowgp.models import (
 )
 from winnowgp.models.deep_costs import Allocation
 from winnowgp.point_processes import Bernoulli, Determinantal
-from winnowgp.report import Summary
-from winnowgp.report.summary import is_consistent
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior, SubsetSamples
 from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
@@ -287,46 +279,3 @@ def _random_state(
     random_state = np.random.RandomState()
     random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
     return random_state
-
-
-@register("TableEncoder", TableEncoder, state=lambda encoder: {"config": encoder.to_dict()})
-def _table_encoder(config: dict[str, Any]) -> TableEncoder:
-    return TableEncoder.from_dict(config)
-
-
-@register("TabularModel", TabularModel)
-def _tabular_model(
-    encoder: TableEncoder,
-    estimator: TableEstimator,
-    id_column: str | None,
-    summary: Summary,
-) -> TabularModel:
-    choice, task = summary["choice"], summary["task"]
-    consistent = (
-        len(encoder.features) == estimator.n_features_in_
-        and choice["points"] == total_points(estimator)
-        and choice["sizes"] == [np.sum(sizes) for sizes in estimator.available_sizes_]
-        and choice.get("layers", [choice["points"]]) == list(np.atleast_1d(estimator.n_inducing_))
-        and is_consistent(summary)
-        and task in TASKS
-        and (task == "classification") == isinstance(estimator, ClassTargets)
-        and id_column not in prediction_names(task, summary["classes"])
-    )
-    if not consistent:
-        raise ModelFileError("the encoder, estimator and summary of a TabularModel do not agree")
-    return TabularModel(encoder, estimator, id_column, summary)
-
-
-@register("MultiOutputTable", MultiOutputTable)
-def _multi_output_table(
-    encoder: TableEncoder,
-    estimator: MultiOutputGPRegressor,
-    targets: list[str],
-    id_column: str | None,
-    quality: dict[str, dict[str, float]],
-    settings: dict[str, str],
-) -> MultiOutputTable:
-    same = len(encoder.features) == estimator.n_features_in_
-    if not same or len(targets) != estimator.posterior_.P:
-        raise ModelFileError("the encoder, estimator and targets of a table do not agree")
-    return MultiOutputTable(encoder, estimator, targets, id_column, quality, settings)

@@ -22,10 +22,8 @@ from winnowgp import training
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Source
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
-from winnowgp.errors import GrowthLimitWarning, InputError
-from winnowgp.estimators.alarms import selection_alarms
+from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
-from winnowgp.estimators.candidates import candidate_locations, selection_goal
 from winnowgp.estimators.kernels import (
     AUTO,
     AUTO_KERNELS,
@@ -35,10 +33,15 @@ from winnowgp.estimators.kernels import (
     parse_kernel,
 )
 from winnowgp.estimators.rows import tensor
-from winnowgp.estimators.uncertainty import check_subset_posterior
+from winnowgp.estimators.selection import (
+    candidate_locations,
+    check_subset_posterior,
+    growth_alarms,
+    selection_alarms,
+    selection_goal,
+)
 from winnowgp.estimators.validation import (
     PARAMETERS,
-    TOLERANCE,
     Constraint,
     Parameters,
     check_mean_columns,
@@ -61,7 +64,6 @@ from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.report.sentences import growth_sentence
 from winnowgp.selection import SizeFrontier, SubsetPosterior
 from winnowgp.selection.subset_samples import KINDS
 from winnowgp.training.checkpoint import CheckpointLog
@@ -77,14 +79,6 @@ PAPER_STEPS = (200, 600, 200)
 _CANDIDATES = partial(locations, options=("auto", "greedy", "kmeans", "random"))
 _INDUCING_POINTS = partial(locations, options=())
 _PHASES = ("all candidates", "learning inclusion", "selected points")
-# What to do about each limit that may end the growth of the candidates.
-_ADVICE = {
-    "work": "To go on, give it more time with `max_fit_seconds` or use a GPU with `device='cuda'`",
-    "memory": "To go on, use a device with more memory",
-    "max_fit_seconds": "To go on, raise `max_fit_seconds` or use a GPU with `device='cuda'`",
-    "n_candidates": "To go on, raise `n_candidates` or leave it out",
-    "precision": "Targets with so little noise need a rougher kernel, such as `kernel='matern32'`",
-}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -442,26 +436,8 @@ class SparseEstimator(BaseGP, ABC):
 
     def _warn_of_limits(self) -> None:
         if ProcessGroup.from_environment().is_first:
-            for alarm in selection_alarms(self):
+            for alarm in (*selection_alarms(self), *growth_alarms(self)):
                 warnings.warn(alarm, stacklevel=3)
-        goals = (self.max_points, self.max_predict_us)
-        tolerance = self.alpha == "auto" and all(goal is None for goal in goals)
-        if self.growth_limit_ in (None, "chance", "held_out") or not tolerance:
-            return  # The warning about a model without inducing points says more.
-        full = self.frontier_ is not None and self.frontier_.evidence is not None
-        if full and self.elbo_gap_ <= (self.tolerance or TOLERANCE):
-            return  # The full GP would gain no more: the limit did no harm.
-        if ProcessGroup.from_environment().is_first:
-            advice = _ADVICE.get(self.growth_limit_, "To go on, raise this limit")
-            growth = growth_sentence(self.growth_limit_, self.last_doubling_gain_)
-            growth = growth.replace("ended", "The search for candidates ended", 1)
-            warnings.warn(
-                f"{growth}. The ELBO is {self.elbo_gap_:.2g} nats per observation below "
-                f"{'the exact evidence' if full else 'that of the largest model'}. {advice}; or "
-                "accept fewer inducing points with a larger `tolerance`.",
-                GrowthLimitWarning,
-                stacklevel=3,
-            )
 
 
 def copy_parameters(

@@ -25,7 +25,7 @@ from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset, Source
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
-from winnowgp.estimators.candidates import selection_goal
+from winnowgp.estimators.selection import selection_goal
 from winnowgp.estimators.sparse import SparseEstimator, copy_parameters
 from winnowgp.estimators.stream_records import (
     CONSTANT_ROWS,

@@ -17,8 +17,8 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.rows import check_source_columns
+from winnowgp.estimators.selection import refuse_stream
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of, fitted_attributes
-from winnowgp.estimators.uncertainty import refuse_stream
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.models.likelihoods import is_plain, observation_model
 from winnowgp.models.observations import LEAST_NOISE, target_noise

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.rows import tensor
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.kernels import prior_mean
-from winnowgp.models.likelihoods import HeteroscedasticLikelihood, is_plain
+from winnowgp.models.likelihoods import WITH_NOISE, HeteroscedasticLikelihood
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
@@ -54,13 +54,6 @@ HETEROSCEDASTIC = "heteroscedastic"
 MEANS = ("auto", "zero", "constant", "linear")
 """Names of prior means."""
 
-_WITH_NOISE = (
-    likelihoods.GaussianLikelihood,
-    likelihoods.StudentTLikelihood,
-    likelihoods.LaplaceLikelihood,
-)
-
-
 TOLERANCE = 0.01
 """Nats per observation, if no parameter sets the number of inducing points."""
 
@@ -84,6 +77,12 @@ class Parameters(SimpleNamespace):
     """Whether `kernel` was given by name, of a latent-variable model."""
     named_likelihood: bool
     """Whether `likelihood` was given by name, of a latent-variable model."""
+    boxes: list[int]
+    """Columns that are widths of boxes, of a model of several processes."""
+    kernel_scale: Tensor
+    """Scales of the other columns, of such a model."""
+    column: int
+    """The column of the fidelity, of a model of several fidelities."""
 
 
 def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
@@ -284,7 +283,7 @@ def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Lik
             f"got {likelihood!r}."
         )
     kind = LIKELIHOODS[likelihood]
-    if kind in _WITH_NOISE:
+    if kind in WITH_NOISE:
         return kind(noise_constraint=GreaterThan(LEAST_NOISE))
     return kind()
 
@@ -302,18 +301,6 @@ def regression_likelihood(
         return likelihood_from(likelihood)
     except InputError as error:
         raise InputError(str(error).replace("gaussian,", "gaussian, heteroscedastic,", 1)) from None
-
-
-def has_noise(
-    likelihood: likelihoods.Likelihood,
-) -> TypeGuard[
-    likelihoods.GaussianLikelihood
-    | likelihoods.StudentTLikelihood
-    | likelihoods.LaplaceLikelihood
-    | HeteroscedasticLikelihood
-]:
-    """Return whether targets are the latent function plus noise and can be standardised."""
-    return is_plain(likelihood, *_WITH_NOISE, HeteroscedasticLikelihood)
 
 
 def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:

@@ -104,6 +104,38 @@ def _tabular_model_5(state: _State) -> _State:
     return {**state, "summary": {**state["summary"], **added}}
 
 
+def _column_9(column: Json) -> Json:
+    """Return the encoding or the summary of a column, whose categories were called words."""
+    column = dict(column)
+    if "words" in column:
+        column["categories"] = column.pop("words")
+    return {**column, "kind": "category"} if column["kind"] == "words" else column
+
+
+def _encoder_9(state: _State) -> _State:
+    config = state["config"]
+    return {"config": {**config, "columns": [_column_9(each) for each in config["columns"]]}}
+
+
+def _gap_9(choice: Json) -> Json:
+    """Return a choice or an allocation, whose ELBO gap was called `given_up`."""
+    rest = {name: value for name, value in choice.items() if name != "given_up"}
+    return {**rest, "elbo_gap": choice["given_up"]}
+
+
+def _tabular_model_9(state: _State) -> _State:
+    summary = dict(state["summary"])
+    for name in ("columns", "effects", "terms"):
+        summary[name] = [_column_9(each) for each in summary[name]]
+    summary["target_summary"] = _column_9(summary["target_summary"])
+    summary["choice"] = _gap_9(summary["choice"])
+    if "allocations" in summary["choice"]:
+        summary["choice"]["allocations"] = [
+            _gap_9(each) for each in summary["choice"]["allocations"]
+        ]
+    return {**state, "summary": summary}
+
+
 # For each version, the new state of each kind of object in the next one.
 _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     2: {
@@ -140,6 +172,8 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
             _adding(_sized={"$tuple": []}, allocations_={"$tuple": []}),
         ),
     },
+    # Categories and ELBO gaps had other names.
+    8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
 }
 
 

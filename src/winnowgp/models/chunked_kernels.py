@@ -5,6 +5,7 @@ closed forms; autograd differentiates every other kernel one block at a time.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import final
 
 import torch
@@ -15,8 +16,20 @@ from torch import Tensor
 
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums, add_product
 from winnowgp.bounds.two_pass import ChunkedMean
-from winnowgp.models.kernels import covariance, prior_mean, prior_variance
-from winnowgp.models.stationary import StationaryChunks, on_columns, stationary_form
+from winnowgp.models.kernels import (
+    RadialProfile,
+    covariance,
+    on_columns,
+    prior_mean,
+    prior_variance,
+    stationary_form,
+)
+from winnowgp.typing import Scalar
+
+# Squared distance of an inducing point from the centre, in lengthscales, for the RBF kernel.
+# Distances are differences of numbers of this size: float32 represents them to 2e-6 up to here, and
+# float64 is used beyond.
+_REACH = 32.0
 
 
 def chunked_kernel(
@@ -68,6 +81,122 @@ def _closed_form(
         dtype=dtype,
     )
     return chunks, [form.variance, form.lengthscales]
+
+
+@final
+class StationaryChunks(ChunkedKernel):
+    """A scaled RBF or Matérn kernel, with a closed-form gradient in (s, ℓ, Z).
+
+    With φ(x) = [x, x², 1] and w = 1/ℓ² the scaled squared distances are linear in fixed features,
+
+        c r² = ⟨c [−2 w z, w, w·z²], φ(x)⟩,
+
+    so that a block is one thin product and the profile's function in place. For the pull-back, with
+    W = ∂F/∂K ∘ K ∘ ρ, all gradients in ℓ and Z follow from W φ(X), an M × (2D + 1) matrix.
+
+    Args:
+        profile: the kernel as a function of r².
+        Z: inducing points, centred as the features of the rows are.
+        variance: s.
+        lengthscales: ℓ; infinite for columns that the kernel ignores.
+        dtype: data type of blocks; that of Z if None.
+    """
+
+    parallel = True
+
+    def __init__(
+        self,
+        profile: RadialProfile,
+        *,
+        Z: Float[Tensor, "M D"],
+        variance: Scalar,
+        lengthscales: Float[Tensor, " D"],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._profile, self._dtype = profile, dtype or Z.dtype
+        self._Z, self._s, self._l = Z, variance, lengthscales
+        self._w = lengthscales.square().reciprocal()
+        self._wZ = Z * self._w
+        self._norm = (self._wZ * Z).sum(1)
+        log_s = variance.log()
+        # One synchronisation for both numbers; `clamp_max_` with a tensor takes twice as long.
+        farthest = torch.cat([self._norm, log_s.new_zeros(1)]).amax()
+        self._log_s, reach = torch.stack([log_s, farthest]).tolist()
+        c = profile.rate
+        constant = (c * self._norm + log_s if profile.is_log else c * self._norm)[:, None]
+        coefficients = torch.cat([-2 * c * self._wZ, (c * self._w).expand(Z.shape), constant], 1)
+        is_near = profile.steepness * reach <= _REACH
+        self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
+        self._Kuu = self._covariance()
+        self._zero()
+
+    def fork(self) -> "StationaryChunks":
+        other = copy(self)
+        other._zero()
+        return other
+
+    def uu(self) -> Float[Tensor, "M M"]:
+        return self._Kuu.clone()
+
+    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
+        # With tiny lengthscales distances are differences of large numbers, whose rounding must not
+        # make a covariance larger than the variance.
+        return self._profile.covariances_(self._u(block), self._log_s)
+
+    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
+        return self._s.expand(len(block))
+
+    def pull_uf(
+        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
+    ) -> None:
+        P = cotangent.mul_(Kuf)
+        self._pulled_log_s += P.sum(1).to(self._Z.dtype).sum()
+        W = self._profile.weigh_(P, lambda: self._u(block).to(P.dtype))
+        add_product(self._pulled, W, block.features.to(W.dtype))
+
+    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
+        # A cotangent that is the same for all rows may have a single entry.
+        self._pulled_log_s += self._s * cotangent.expand(len(block)).sum()
+
+    def pulled(self) -> tuple[Tensor, Tensor]:
+        sums = self._pulled, self._pulled_log_s
+        self._zero()
+        return sums
+
+    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
+        D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
+        first, second, total = features.split([D, D, 1], 1)
+        P = uu.mul_(self._Kuu)
+        d_log_s = d_log_s + P.sum()
+        W = self._profile.weigh_(P, self._uu)
+        # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
+        moved = W @ Z - W.sum(1, keepdim=True) * Z
+        d_Z = self._w * (2 * moved + first - total * Z)
+        d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
+        # d log s = ds/s, dw = −2 w dℓ/ℓ
+        factor = self._profile.steepness
+        return d_log_s / self._s, -2 * factor * self._w * d_w / self._l, factor * d_Z
+
+    def _zero(self) -> None:
+        self._pulled = self._Z.new_zeros(self._coefficients.shape)
+        self._pulled_log_s = self._Z.new_zeros(())
+
+    def _u(self, block: RowBlock) -> Float[Tensor, "M B"]:
+        features = block.features.to(self._coefficients.dtype)
+        return torch.mm(self._coefficients, features.mT).to(self._dtype)
+
+    def _uu(self) -> Float[Tensor, "M M"]:
+        """Return c r² of all pairs of inducing points."""
+        c = self._profile.rate
+        norm = c * self._norm
+        return torch.mm(-2 * c * self._wZ, self._Z.mT).add_(norm[:, None]).add_(norm)
+
+    def _covariance(self) -> Float[Tensor, "M M"]:
+        K = self._profile.covariances_(self._uu(), 0.0).mul_(self._s)
+        # Make it exactly symmetric, with the known diagonal.
+        K = (K + K.mT).mul_(0.5)
+        K.diagonal().fill_(self._s)
+        return K
 
 
 @final

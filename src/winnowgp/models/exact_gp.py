@@ -12,10 +12,9 @@ from torch import Tensor
 
 from winnowgp.bounds.evidence import GaussianRows
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
 from winnowgp.bounds.two_pass import BoundGradient, evidence_gradient
 from winnowgp.data import Dataset
-from winnowgp.data.target_groups import target_groups
+from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.linalg import solve_lower
 from winnowgp.models import kernels
 from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel

@@ -13,8 +13,7 @@ from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
-from winnowgp.bounds.collapsed import Subset, masked_blocks
+from winnowgp.bounds.collapsed import Moments, Subset, masked_blocks, moment_bound, moment_posterior
 from winnowgp.bounds.gplvm import (
     ObservedColumns,
     Psi,

@@ -1,11 +1,16 @@
-"""Dense kernel matrices of GPyTorch kernels, covariances for predictions, and expectations."""
+"""Kernel matrices: of GPyTorch kernels, for predictions, and expectations; RBF and Matérn forms.
 
+A stationary kernel is a function of the scaled squared distance r² = Σ_d (x_d − z_d)²/ℓ_d². The
+kernels differ in their `RadialProfile`.
+"""
+
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from gpytorch import settings
@@ -26,9 +31,12 @@ from torch import Tensor, nn
 
 from winnowgp.bounds.gplvm import ExpectedKernel, LinearPsi, RBFPsi
 from winnowgp.errors import InputError
-from winnowgp.models.stationary import StationaryForm, stationary_form
+from winnowgp.typing import Scalar
 
 _Module = TypeVar("_Module", bound=nn.Module)
+
+# 2ν r² beyond which a Matérn covariance is zero in double precision; keeps infinities out.
+_FAR = 1e6
 
 Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
@@ -122,6 +130,141 @@ def has_psi(kernel: Kernel) -> bool:
     base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
     whole = kernel.active_dims is None and base.active_dims is None
     return whole and type(base) in (RBFKernel, LinearKernel)
+
+
+class RadialProfile(ABC):
+    """A stationary kernel as a function of u = c r², or of u = log s + c r².
+
+    The derivative is written relative to the covariance, with ρ = 1 at r = 0:
+
+        ∂k/∂r² = −½ γ k ρ(u)
+    """
+
+    rate: ClassVar[float]
+    """c, the factor of r² in u."""
+    steepness: ClassVar[float]
+    """γ, which is −2 ∂ log k/∂r² at r = 0."""
+    is_log: ClassVar[bool]
+    """Whether u contains the logarithm of the variance."""
+
+    @abstractmethod
+    def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
+        """Return k(u), overwriting u; rounding may have moved u to the wrong side of r = 0."""
+
+    @abstractmethod
+    def weigh_(
+        self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
+    ) -> Float[Tensor, "*S"]:
+        """Return P ∘ ρ(u), overwriting P and u; `u` is called only if ρ is not constant."""
+
+
+@final
+class RBFProfile(RadialProfile):
+    """k = exp(u) with u = log s − ½ r², the RBF kernel."""
+
+    rate, steepness, is_log = -0.5, 1.0, True
+
+    def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
+        return u.clamp_max_(log_s).exp_()
+
+    def weigh_(
+        self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
+    ) -> Float[Tensor, "*S"]:
+        return P
+
+
+@final
+class Matern32Profile(RadialProfile):
+    """k = s (1 + t) exp(−t) with t² = u = 3 r², the Matérn kernel with ν = 3/2."""
+
+    rate, steepness, is_log = 3.0, 3.0, False
+
+    def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
+        t = u.clamp_(0, _FAR).sqrt_()
+        scaled = torch.rsub(t, log_s).exp_()
+        return scaled.addcmul_(scaled, t)
+
+    def weigh_(
+        self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
+    ) -> Float[Tensor, "*S"]:
+        # ρ = 1/(1 + t): a square root and a division instead of another exponential.
+        return P.div_(u().clamp_(0, _FAR).sqrt_().add_(1))
+
+
+@final
+class Matern52Profile(RadialProfile):
+    """k = s (1 + t + t²/3) exp(−t) with t² = u = 5 r², the Matérn kernel with ν = 5/2."""
+
+    rate, steepness, is_log = 5.0, 5 / 3, False
+
+    def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
+        t = u.clamp_(0, _FAR).sqrt()
+        scaled = torch.rsub(t, log_s).exp_()
+        return scaled.addcmul_(scaled, t.add_(u, alpha=1 / 3))
+
+    def weigh_(
+        self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
+    ) -> Float[Tensor, "*S"]:
+        # ρ = (1 + t)/(1 + t + t²/3)
+        squares = u().clamp_(0, _FAR)
+        linear = squares.sqrt().add_(1)
+        return P.mul_(linear).div_(linear.add_(squares, alpha=1 / 3))
+
+
+_MATERN: dict[float, RadialProfile] = {1.5: Matern32Profile(), 2.5: Matern52Profile()}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StationaryForm:
+    """The profile and the parameters of a stationary kernel, differentiable."""
+
+    profile: RadialProfile
+    variance: Scalar
+    lengthscales: Float[Tensor, " D"]
+    """One lengthscale per column; infinite for the columns that the kernel ignores."""
+
+
+def stationary_form(kernel: Kernel, D: int) -> StationaryForm | None:
+    """Return the form of a scaled RBF or Matérn kernel on D columns, and None for other kernels.
+
+    The Matérn kernel with ν = 1/2 has no gradient at r = 0 and is not among them.
+    """
+    if type(kernel) is not ScaleKernel:
+        return None
+    base = kernel.base_kernel
+    if type(base) is RBFKernel:
+        profile = RBFProfile()
+    elif type(base) is MaternKernel and base.nu in _MATERN:
+        profile = _MATERN[base.nu]
+    else:
+        return None
+    # GPyTorch gives the columns of the base kernel to the ScaleKernel, which selects them.
+    lengthscales = on_columns(base.lengthscale, kernel, D=D, elsewhere=torch.inf)
+    if lengthscales is None:
+        return None
+    return StationaryForm(profile, kernel.outputscale.reshape(()), lengthscales)
+
+
+def on_columns(
+    values: Tensor, kernel: Kernel, *, D: int, elsewhere: float
+) -> Float[Tensor, " D"] | None:
+    """Return a parameter of a kernel for each of D columns; None if a column is repeated.
+
+    Args:
+        values: one number, or one per selected column.
+        kernel: the kernel that selects columns.
+        D: number of columns.
+        elsewhere: value for the columns that are not selected.
+    """
+    columns = kernel.active_dims
+    if columns is None:
+        return values.reshape(-1).expand(D)
+    assert isinstance(columns, Tensor)
+    if len(set(columns.tolist())) < len(columns):
+        return None
+    values = values.reshape(-1).expand(len(columns))
+    return values.new_full((D,), elsewhere).index_copy(0, columns, values)
 
 
 def cross_covariance(kernel: Kernel, Z: Float[Tensor, "M D"]) -> Cross:

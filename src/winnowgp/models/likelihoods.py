@@ -3,11 +3,10 @@
 `observation_model` maps a GPyTorch likelihood to the class that computes its expected log
 probability, predictive log density and predictive moments. A likelihood either acts on one latent
 function per target column, or on several at once: softmax on one per class, and noise that depends
-on the inputs on the function and its log noise. Integrals
-over one latent are closed-form (Gaussian, Laplace), reduced to a smooth integral (Student-t),
-evaluated on graded nodes (counts), or Gauss-Hermite quadrature, which is accurate where the
-likelihood is not much narrower than q(f). Integrals of softmax are means over fixed quasi-random
-nodes. Nothing here draws a random number.
+on the inputs on the function and its log noise. Integrals over one latent are closed-form
+(Gaussian, Laplace), reduced to a smooth integral (Student-t), evaluated on graded nodes (counts),
+or Gauss-Hermite quadrature, which is accurate where the likelihood is not much narrower than q(f).
+Integrals of softmax are means over fixed quasi-random nodes. Nothing here is random.
 """
 
 from math import log, pi
@@ -42,6 +41,13 @@ _MIN_SOFTMAX_NODES = 16
 _SOFTMAX_NUMBERS = 2**22
 
 _Kind = TypeVar("_Kind", bound=likelihoods.Likelihood)
+
+WITH_NOISE = (
+    likelihoods.GaussianLikelihood,
+    likelihoods.StudentTLikelihood,
+    likelihoods.LaplaceLikelihood,
+)
+"""Likelihoods whose targets are the latent function plus noise of one variance."""
 
 _METHODS = ("forward", "expected_log_prob", "log_marginal", "marginal")
 
@@ -415,6 +421,18 @@ def is_plain(likelihood: likelihoods.Likelihood, *kinds: type[_Kind]) -> TypeGua
         and all(getattr(type(likelihood), m) is getattr(kind, m) for m in _METHODS)
         for kind in kinds
     )
+
+
+def has_noise(
+    likelihood: likelihoods.Likelihood,
+) -> TypeGuard[
+    likelihoods.GaussianLikelihood
+    | likelihoods.StudentTLikelihood
+    | likelihoods.LaplaceLikelihood
+    | HeteroscedasticLikelihood
+]:
+    """Return whether targets are the latent function plus noise and can be standardised."""
+    return is_plain(likelihood, *WITH_NOISE, HeteroscedasticLikelihood)
 
 
 def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihood:

@@ -28,8 +28,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior, moment_upper_bound
-from winnowgp.bounds.collapsed import exact_log_marginal, weight_correction
+from winnowgp.bounds.collapsed import (
+    Moments,
+    exact_log_marginal,
+    moment_bound,
+    moment_posterior,
+    moment_upper_bound,
+    weight_correction,
+)
 from winnowgp.bounds.evidence import Evidence, exact_rows
 from winnowgp.bounds.mixing import MixedTargets, mixed_moments, weighted_products
 from winnowgp.bounds.row_blocks import JITTER, block_size

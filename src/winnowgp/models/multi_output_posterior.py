@@ -10,7 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds.chunked import Moments
+from winnowgp.bounds.collapsed import Moments
 from winnowgp.bounds.mixing import MixedTargets, mixed_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments, moment_bound, moment_posterior
+from winnowgp.bounds.collapsed import Moments, moment_bound, moment_posterior
 from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites, site_moments
 from winnowgp.bounds.streaming import (

@@ -12,15 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds import collapsed_bound, subset_blocks
-from winnowgp.bounds.chunked import (
+from winnowgp.bounds.collapsed import (
     GroupedChunk,
     Moments,
     grouped_sums,
+    masked_blocks,
     moment_bound,
     moment_posterior,
     moment_upper_bound,
+    weight_correction,
 )
-from winnowgp.bounds.collapsed import masked_blocks, weight_correction
 from winnowgp.bounds.evidence import (
     Evidence,
     affordable_iterations,
@@ -29,10 +30,9 @@ from winnowgp.bounds.evidence import (
     exact_rows,
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.bounds.target_noise import NoiseGroup, noise_groups
 from winnowgp.bounds.two_pass import one_pass_bound, two_pass_bound
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import target_groups
+from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels

@@ -254,7 +254,7 @@ def _draw_effect(effect: Any, *, ax: Axes) -> None:
 
     If noise depends on the inputs, a lighter band with dotted ends holds 95 % of observations.
     """
-    categorical = effect["kind"] == "words"
+    categorical = effect["kind"] == "category"
     at = range(len(effect["at"])) if categorical else effect["at"]
     for colour, curve in zip(_CYCLE, effect["curves"], strict=False):
         mean, label = curve["mean"], plain(curve["label"]) or None

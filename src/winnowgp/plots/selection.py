@@ -86,7 +86,7 @@ def draw_allocations(
         chosen: numbers of inducing points per layer that were selected.
     """
     us = [each["predict_us"] for each in allocations]
-    gaps = [max(each["given_up"], _SMALLEST_GAP) for each in allocations]
+    gaps = [max(each["elbo_gap"], _SMALLEST_GAP) for each in allocations]
     ax.plot(us, gaps, color=COLOURS["posterior"], linewidth=1.0, marker="o", markersize=4)
     for x, gap, each in zip(us, gaps, allocations, strict=True):
         ax.annotate(listed(each["points"]), (x, gap), xytext=(5, 4), textcoords="offset points")

@@ -239,7 +239,7 @@
   }
   const points = C.points === 1 ? "inducing point" : "inducing points";
   tile(String(C.points), C.resized_from === null ? `${points} selected` : `${points}, resized from ${C.resized_from}`);
-  tile(digits(C.given_up, 2), "ELBO gap, nats per observation");
+  tile(digits(C.elbo_gap, 2), "ELBO gap, nats per observation");
   tile(F.train_rows.toLocaleString("en"), "training rows");
   tile(`${digits(F.timings.predict_us, 3)} µs`, "per prediction, in batches of 1,000");
 
@@ -344,11 +344,11 @@
 
   function curves(grid, effects, yrange, ylabel) {
     for (const e of effects) {
-      const words = e.kind === "words", x = words ? e.at.map((_, i) => i) : e.at, series = [];
+      const categorical = e.kind === "category", x = categorical ? e.at.map((_, i) => i) : e.at, series = [];
       e.curves.forEach((c, k) => {
-        const colour = COLOURS[k], at = (i) => (words ? e.at[i] : e.kind === "date" ? date(e.at[i]) : digits(e.at[i]));
+        const colour = COLOURS[k], at = (i) => (categorical ? e.at[i] : e.kind === "date" ? date(e.at[i]) : digits(e.at[i]));
         const tooltip = (i) => `${e.column} = ${at(i)}\n${c.label ? `P(${c.label}) = ` : ""}${digits(c.mean[i])}${c.lower.length ? ` (${digits(c.lower[i], 3)} to ${digits(c.upper[i], 3)})` : ""}`;
-        if (words) {
+        if (categorical) {
           if (c.lower.length) series.push({ kind: "stems", x, y: c.mean, lower: c.lower, upper: c.upper, colour });
           for (const end of c.observed || []) series.push({ kind: "dots", x, y: end, r: 2, colour });
           series.push({ kind: "dots", x, y: c.mean, r: 5, colour, tooltip, label: c.label });
@@ -361,7 +361,7 @@
       const note = e.note ? `${e.note[0].toUpperCase()}${e.note.slice(1)}.` : "";
       chart(card(grid, e.term ? `${e.term}, along ${e.column}` : e.column, note), {
         label: `Effect of ${e.column}`, xlabel: e.column, ylabel, yrange, along: e.curves.length === 1, density: e.counts,
-        names: words ? e.at : null, dates: e.kind === "date", xrange: words ? [-0.5, x.length - 0.5] : [x[0], x[x.length - 1]], series,
+        names: categorical ? e.at : null, dates: e.kind === "date", xrange: categorical ? [-0.5, x.length - 0.5] : [x[0], x[x.length - 1]], series,
       });
     }
   }
@@ -389,7 +389,7 @@
       });
     }
     if (C.allocations) {
-      const A = C.allocations, x = A.map((a) => a.predict_us), gap = (a) => Math.max(a.given_up, 1e-5), y = A.map(gap), name = (a) => a.points.join(" + ");
+      const A = C.allocations, x = A.map((a) => a.predict_us), gap = (a) => Math.max(a.elbo_gap, 1e-5), y = A.map(gap), name = (a) => a.points.join(" + ");
       const tooltip = (k) => `${name(A[k])} inducing points: ${digits(x[k], 3)} µs per row\nELBO gap ${digits(y[k], 2)} nats per observation${A[k].log_density === null ? "" : `\nheld-out log density ${digits(A[k].log_density)}`}`;
       const own = A.filter((a) => name(a) === C.layers.join(" + "));
       chart(card(grid, "Allocations of inducing points to layers", "ELBO gap of the models that were trained, against the time of a prediction. Hover to see the values."), {
@@ -461,9 +461,9 @@
   function data() {
     const here = $("data");
     here.append(el("p", {}, `${F.rows.toLocaleString("en")} rows; ${F.train_rows.toLocaleString("en")} of them were used for training. Task of “${F.target}”: ${F.task} (${F.why_task}).`));
-    const describe = (c) => (c.kind === "words" ? `${c.different} ${c.different === 1 ? "category" : "categories"}: ${c.words.map(([w, n]) => `${w} (${n})`).join(", ")}${c.different > c.words.length ? ", …" : ""}`
+    const describe = (c) => (c.kind === "category" ? `${c.different} ${c.different === 1 ? "category" : "categories"}: ${c.categories.map(([w, n]) => `${w} (${n})`).join(", ")}${c.different > c.categories.length ? ", …" : ""}`
       : c.spread.map((v) => (c.kind === "date" ? date(v) : digits(v))).join(" · "));
-    const kinds = { number: "number", date: "date", words: "categorical" };
+    const kinds = { number: "number", date: "date", category: "categorical" };
     table(here, ["column", "kind", "missing", "minimum · quartiles · maximum, or most frequent categories"],
       [F.target_summary, ...F.columns].map((c, i) => [i ? c.name : `${c.name} (target)`, kinds[c.kind], String(c.missing), describe(c)]), [2]);
   }

@@ -49,7 +49,7 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
         lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     if "subset_posterior" in choice:
         lines.append(("subsets", subset_sentence(choice["subset_posterior"])))
-    lines.append(("ELBO gap", f"{choice['given_up']:.4f} nats per observation"))
+    lines.append(("ELBO gap", f"{choice['elbo_gap']:.4f} nats per observation"))
     if choice["kl"] is not None and choice["evidence"] is not None:
         lines.append(("log evidence", evidence_sentence(choice)))
     if choice["predictive_gap"] is not None:

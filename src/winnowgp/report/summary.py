@@ -11,11 +11,11 @@ class ColumnSummary(TypedDict):
 
     name: str
     kind: str
-    """"number", "date", or "words" for a categorical column."""
+    """"number", "date" or "category"."""
     missing: int
     spread: list[float]
     """Minimum, lower quartile, median, upper quartile, maximum; empty for categories."""
-    words: list[tuple[str, int]]
+    categories: list[tuple[str, int]]
     """The most frequent categories with their numbers of rows; empty for numbers."""
     different: int
     """Number of different values."""
@@ -45,7 +45,7 @@ class Choice(TypedDict):
     alpha: float | None
     bound: float
     """ELBO in nats, of standardised targets."""
-    given_up: float
+    elbo_gap: float
     """ELBO gap in nats per observation."""
     rows: int
     inclusion: list[float]
@@ -103,7 +103,7 @@ class AllocationSummary(TypedDict):
     """Microseconds per row of a prediction."""
     bound: float
     """ELBO in nats, of standardised targets."""
-    given_up: float
+    elbo_gap: float
     """ELBO gap in nats per observation."""
     log_density: float | None
     """Mean log density of held-out rows, in the units of the target; None if not computed."""

@@ -1,6 +1,6 @@
 """Subset statistics: the collapsed bound of any subset of the candidates, without the data.
 
-One pass over the data, O(N K²), gives the moments (`bounds.chunked`); nothing after that depends on
+One pass over the data, O(N K²), gives the `Moments` (`bounds`); nothing after that depends on
 N. The statistics are exact at fixed hyper-parameters for Gaussian noise, and exact for the
 surrogate of Gaussian sites otherwise.
 
@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments
-from winnowgp.bounds.collapsed import Subset
+from winnowgp.bounds.collapsed import Moments, Subset
 from winnowgp.errors import InputError
 from winnowgp.linalg import definite_cholesky, solve_lower, subset_factors
 from winnowgp.selection.elimination import DataRoot, EliminationState, Roots, SummedState

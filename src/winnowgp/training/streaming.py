@@ -23,7 +23,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.bounds.chunked import Moments, moment_bound
+from winnowgp.bounds.collapsed import Moments, moment_bound
 from winnowgp.bounds.streaming import matches, restrict_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError

@@ -16,7 +16,7 @@ from gpytorch.module import Module
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from winnowgp.bounds.chunked import prior_moments
+from winnowgp.bounds.collapsed import prior_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, greedy_variance

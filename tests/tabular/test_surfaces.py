@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from helpers.short_fits import shortest_fits
 from winnowgp import DataTable, SparseGPRegressor, fit_table
 from winnowgp.errors import InputError
-from winnowgp.estimators.surfaces import surface, surface_rows
 from winnowgp.plots.predictions import ClassMap, Surface, date_axis
+from winnowgp.tabular.surfaces import surface, surface_rows
 
 rng = np.random.default_rng(0)
 x, z = rng.uniform(0, 6, 40), rng.uniform(10, 20, 40)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
 from winnowgp.errors import InputError, NotSaveableError
-from winnowgp.estimators import export_numpy, export_onnx
+from winnowgp.tabular import export_numpy, export_onnx
 
 rng = np.random.default_rng(2)
 X = rng.uniform(0, 6, (70, 3)) * [1, 10, 0.1] + [0, 1000, 0]
@@ -195,7 +195,7 @@ def test_export_includes_preprocessing(
     later = DataTable({**later.values, "v0": words})
     data: dict[str, Any] = {
         c.name: np.array([w or "" for w in later.strings(c.name)], dtype=object)
-        if c.kind == "words"
+        if c.kind == "category"
         else c.values(later)
         for c in model.encoder.columns
     }

@@ -18,23 +18,27 @@ from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError
-from winnowgp.estimators import table_summary
 from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
-from winnowgp.estimators.diagnostics import diagnose, recorded_alarms, table_columns
-from winnowgp.estimators.effects import importance, relevances
 from winnowgp.estimators.kernels import AUTO, parse_kernel
-from winnowgp.estimators.quality import classification_quality, regression_quality
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import tensor
-from winnowgp.estimators.splits import (
+from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
+from winnowgp.report.sentences import counted
+from winnowgp.report.summary import Quality, Summary
+from winnowgp.tabular import table_summary
+from winnowgp.tabular.diagnostics import diagnose, recorded_alarms, table_columns
+from winnowgp.tabular.effects import importance, relevances
+from winnowgp.tabular.model import TabularModel, prediction_names
+from winnowgp.tabular.quality import classification_quality, regression_quality
+from winnowgp.tabular.splits import (
     copied_rows_warning,
     has_groups,
     held_out_split,
     random_split_warning,
     unseen_groups_warning,
 )
-from winnowgp.estimators.table_targets import (
+from winnowgp.tabular.targets import (
     check_positive,
     check_proportions,
     implied_task,
@@ -46,10 +50,6 @@ from winnowgp.estimators.table_targets import (
     task_of,
     training_targets,
 )
-from winnowgp.estimators.tabular_model import TabularModel, prediction_names
-from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Quality, Summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
 
@@ -84,7 +84,7 @@ def fit_table(
     decimal: str = "auto",
     dates: str = "auto",
     missing: str = "error",
-    max_words: int = 30,
+    max_categories: int = 30,
     kernel: str = AUTO,
     layers: int | str = 1,
     priors: str | None = "weak",
@@ -136,7 +136,7 @@ def fit_table(
         dates: "day-first" or "month-first" for dates such as 03/04/2024, or "auto": the only
             possible order, and an error where both are possible.
         missing: "error" or "impute"; see `TableEncoder`.
-        max_words: largest number of categories of a column.
+        max_categories: largest number of categories of a column.
         kernel: "auto", or a kernel string, in which columns have names:
             "rbf[size] + linear[colour]".
         layers: 1, or the number of layers of a deep GP (`DeepGPRegressor`, `DeepGPClassifier`); or
@@ -203,7 +203,7 @@ def fit_table(
     else:
         train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     encoder = TableEncoder.learn(
-        inputs, kinds=kinds, rows=train, missing=missing, max_words=max_words
+        inputs, kinds=kinds, rows=train, missing=missing, max_categories=max_categories
     )
     if target in target_kind:
         encoder = replace(encoder, target=target_kind[target].notation)

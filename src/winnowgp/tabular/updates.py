@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from winnowgp.data import DataTable
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
-from winnowgp.estimators import table_summary
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.effects import column_features
-from winnowgp.estimators.evaluation import labelled_rows, observed_targets
-from winnowgp.estimators.quality import class_densities, classification_quality, regression_quality
-from winnowgp.estimators.splits import Split, held_out_split
-from winnowgp.estimators.tabular_model import TabularModel
-from winnowgp.estimators.validation import has_noise
+from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnSummary, Summary
+from winnowgp.tabular import table_summary
+from winnowgp.tabular.effects import column_features
+from winnowgp.tabular.evaluation import labelled_rows, observed_targets
+from winnowgp.tabular.model import TabularModel
+from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
+from winnowgp.tabular.splits import Split, held_out_split
 
 # Ranges of a column by which its median may lie outside before it is taken for another unit; also
 # the standard deviations, and the ratio of scales, of a target.
@@ -178,7 +178,7 @@ def _check_categories(model: TabularModel, rows: DataTable) -> None:
 def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the entries of each column of numbers or dates."""
     pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
-    return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "words"}
+    return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "category"}
 
 
 def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]]) -> None:

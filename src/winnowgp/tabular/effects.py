@@ -18,15 +18,15 @@ from winnowgp.data.encoding import ColumnEncoding
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.quality import Regressor, TableEstimator, class_densities
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.validation import has_noise
 from winnowgp.models import DeepPosterior, HeteroscedasticPosterior, MixturePosterior
 from winnowgp.models.kernels import covariance
+from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
+from winnowgp.tabular.quality import Regressor, TableEstimator, class_densities
 
 if TYPE_CHECKING:
-    from winnowgp.estimators.tabular_model import TabularModel
+    from winnowgp.tabular.model import TabularModel
 
 FEWEST_STEPS, MOST_STEPS = 41, 1001
 """Least and largest number of grid points of a curve."""
@@ -388,7 +388,7 @@ def _counts(values: NDArray[Any], at: Sequence[Any], *, categorical: bool) -> li
 
 
 def _features(column: ColumnEncoding, values: list[Any]) -> Values:
-    if column.kind == "words":
+    if column.kind == "category":
         return np.array(
             [[float(category == value) for category in column.categories] for value in values]
         )

@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.target_scaler import TargetScaler
+from winnowgp.estimators.rows import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
 from winnowgp.models.mixture import mixed, mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction

@@ -15,10 +15,10 @@ from winnowgp.errors import (
     RandomSplitWarning,
     WorseThanConstantWarning,
 )
-from winnowgp.estimators import compare_models, cross_validate_table, evaluate_model
-from winnowgp.estimators.evaluation import pooled_quality
-from winnowgp.estimators.table_targets import implied_task, likelihood_warning
 from winnowgp.report.summary import Quality
+from winnowgp.tabular import compare_models, cross_validate_table, evaluate_model
+from winnowgp.tabular.evaluation import pooled_quality
+from winnowgp.tabular.targets import implied_task, likelihood_warning
 
 RNG = np.random.default_rng(1)
 QUICK: dict[str, Any] = {"kernel": "rbf", "tolerance": 1.0, "hyper": "point"}

@@ -15,15 +15,15 @@ from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import ExtrapolationWarning, InputError
-from winnowgp.estimators import table_summary
 from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.effects import column_features
-from winnowgp.estimators.quality import TableEstimator, predictive
-from winnowgp.estimators.table_targets import known_noise
 from winnowgp.io import save
 from winnowgp.report.sentences import counted
 from winnowgp.report.summary import Summary
+from winnowgp.tabular import table_summary
+from winnowgp.tabular.effects import column_features
+from winnowgp.tabular.quality import TableEstimator, predictive
+from winnowgp.tabular.targets import known_noise
 
 # Unseen categories that are remembered per column, however large the table is.
 _MOST_UNSEEN = 1000
@@ -41,7 +41,7 @@ def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
 class TabularModel:
     """A fitted model of a table: the encoder of its columns, the estimator, and a summary.
 
-    >>> from winnowgp.estimators import fit_table
+    >>> from winnowgp.tabular import fit_table
     >>> x = np.linspace(0, 6, 60)
     >>> table = DataTable.of({"x": x, "side": ["left", "right"] * 30, "y": np.sin(x)})
     >>> model = fit_table(table, "y", kernel="rbf", tolerance=0.1)

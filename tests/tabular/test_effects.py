@@ -9,10 +9,10 @@ import torch
 from helpers.short_fits import shortest_fits
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.errors import InputError
-from winnowgp.estimators import column_effect, permutation_importance
-from winnowgp.estimators.effects import resolution
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models.kernels import covariance
+from winnowgp.tabular import column_effect, permutation_importance
+from winnowgp.tabular.effects import resolution
 
 pytestmark = pytest.mark.filterwarnings("ignore::winnowgp.errors.RandomSplitWarning")
 

@@ -16,8 +16,8 @@ from winnowgp.data.tables import TableLike
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
-from winnowgp.estimators.splits import cross_validation_splits, held_out_split
 from winnowgp.io import save
+from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -114,7 +114,7 @@ def fit_outputs_table(
     decimal: str = "auto",
     dates: str = "auto",
     missing: str = "error",
-    max_words: int = 30,
+    max_categories: int = 30,
     seed: int = 0,
     settings: dict[str, str] | None = None,
     **options: Any,
@@ -156,7 +156,7 @@ def fit_outputs_table(
     train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     own = {name: kind for name, kind in kinds.items() if name not in names}
     encoder = TableEncoder.learn(
-        inputs, kinds=own, rows=train, missing=missing, max_words=max_words
+        inputs, kinds=own, rows=train, missing=missing, max_categories=max_categories
     )
     X = encoder.encode(inputs)
     estimator = MultiOutputGPRegressor(random_state=seed, **options).fit(X[train], Y[train])

@@ -10,8 +10,8 @@ from winnowgp.data import DataTable
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import first_points
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.plots.predictions import ClassMap, Surface
+from winnowgp.tabular.model import TabularModel
 
 SIDE = 80
 
@@ -63,9 +63,9 @@ def numeric_inputs(model: TabularModel) -> tuple[str, str]:
         InputError: the model has other inputs, or more than two classes.
     """
     columns = model.encoder.columns
-    if len(columns) != 2 or any(column.kind == "words" for column in columns):
+    if len(columns) != 2 or any(column.kind == "category" for column in columns):
         kinds = ", ".join(
-            f"{column.name!r} ({'categorical' if column.kind == 'words' else column.kind})"
+            f"{column.name!r} ({'categorical' if column.kind == 'category' else column.kind})"
             for column in columns[:6]
         )
         raise InputError(

@@ -12,10 +12,10 @@ from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.estimators.tabular_model import TabularModel
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
 from winnowgp.io.program import Program, add_latents, add_observation
 from winnowgp.models import MixturePosterior
+from winnowgp.tabular.model import TabularModel
 
 Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
 
@@ -143,7 +143,7 @@ def _encoded(program: Program, model: TabularModel) -> str:
     """Add the features `[N D]` of a table's columns, with missing values imputed."""
     features = []
     for column in model.encoder.columns:
-        if column.kind == "words":
+        if column.kind == "category":
             strings = program.add_input(column.name, categorical=True)
             categories = np.array(column.categories, dtype=object)
             features.append(program.apply("OneHot", strings, program.constant(categories)))

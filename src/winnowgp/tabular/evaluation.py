@@ -13,20 +13,20 @@ from winnowgp.data import DataTable
 from winnowgp.data.columns import check_finite
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
-from winnowgp.estimators.alarms import coverage_alarm
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.quality import (
+from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
+from winnowgp.tabular.diagnostics import coverage_alarm
+from winnowgp.tabular.fitting import date_columns, fit_table
+from winnowgp.tabular.model import TabularModel
+from winnowgp.tabular.quality import (
     BINS,
     MOST_RESIDUALS,
     class_densities,
     classification_quality,
     regression_quality,
 )
-from winnowgp.estimators.splits import cross_validation_splits, random_split_warning
-from winnowgp.estimators.table_summary import alarm_summary
-from winnowgp.estimators.tables import date_columns, fit_table
-from winnowgp.estimators.tabular_model import TabularModel
-from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
+from winnowgp.tabular.splits import cross_validation_splits, random_split_warning
+from winnowgp.tabular.table_summary import alarm_summary
 
 Values = NDArray[np.float64]
 
@@ -35,7 +35,14 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
     """Return the quality of a model on rows whose target is known.
 
     Rows without a target are left out. The baseline of each metric is the best constant prediction
-    for these very rows, since the model does not keep those it was fitted to.
+    for these rows, since the model does not keep those it was fitted to.
+
+    Args:
+        model: a fitted model.
+        table: rows with the columns of the training table.
+
+    Returns: metrics beside those of the baseline; coverage of intervals and residuals, or the
+        calibration and the confusion matrix of classes.
     """
     rows = labelled_rows(model, table)
     X, y = model.encoder.encode(rows), observed_targets(model, rows)
@@ -70,6 +77,11 @@ def compare_models(
     Differences are paired: most of the spread of log densities is that of the rows, which both
     models share. Densities are in the units of the target, so that models of its logarithm compare
     with models of the target itself. Rows without a target are left out.
+
+    Args:
+        first: a fitted model.
+        second: another model of the same target.
+        table: rows with the target that neither model was fitted to.
 
     Returns: the log density and the absolute error, or the log probability and the accuracy.
     """
@@ -118,9 +130,12 @@ def cross_validate_table(
     """Fit a model to all rows, and measure its quality by cross-validation.
 
     Args:
+        table: rows with the target; those without it are left out of the folds.
+        target: the column to predict.
         folds: number of folds. Each one takes a fit to the other rows.
         split_by: a column of groups that stay together, or of times: then each fold is predicted
             from earlier rows only. By default folds are drawn at random.
+        seed: seed of the folds and of every fit.
         options: further arguments of `fit_table`.
     """
     given = sorted({"test_size", "test_table", "checkpoint", "process_group"} & options.keys())

@@ -50,7 +50,7 @@ class Column:
 
     name: str
     kind: str
-    """"number", "date", "words" for categories, "order" or "prediction"."""
+    """"number", "date", "category", "order" or "prediction"."""
     values: NDArray[Any]
     """One entry per row: numbers, dates in days, or categories."""
 
@@ -64,7 +64,7 @@ class Column:
     @property
     def is_categorical(self) -> bool:
         """Whether the entries are categories."""
-        return self.kind == "words"
+        return self.kind == "category"
 
 
 def residual_alarms(

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from winnowgp import SparseGPRegressor
-from winnowgp.estimators.quality import regression_quality
+from winnowgp.tabular.quality import regression_quality
 
 X = np.linspace(0, 6, 24)[:, None]
 

@@ -5,7 +5,7 @@ import pytest
 
 from winnowgp import DataTable, fit_table
 from winnowgp.errors import InputError, UnseenGroupsWarning
-from winnowgp.estimators.splits import (
+from winnowgp.tabular.splits import (
     copied_rows_warning,
     cross_validation_splits,
     held_out_split,

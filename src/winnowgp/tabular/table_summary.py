@@ -16,13 +16,6 @@ from winnowgp.errors import FitWarning
 from winnowgp.estimators.base import first_points, total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.effects import (
-    RankedColumn,
-    column_features,
-    effect_curves,
-    relevances,
-    term_effects,
-)
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
 from winnowgp.models.deep_costs import Allocation
@@ -38,6 +31,13 @@ from winnowgp.report.summary import (
     Moment,
     Summary,
     Training,
+)
+from winnowgp.tabular.effects import (
+    RankedColumn,
+    column_features,
+    effect_curves,
+    relevances,
+    term_effects,
 )
 from winnowgp.training import Progress
 
@@ -169,7 +169,7 @@ def choice(
         "asked": asked,
         "alpha": estimator.alpha_,
         "bound": float(estimator.elbo_),
-        "given_up": float(estimator.elbo_gap_),
+        "elbo_gap": float(estimator.elbo_gap_),
         "rows": rows,
         "inclusion": [float(f"{p:.4g}") for p in estimator.inclusion_],
         "frontier": [_finite(elbo) for elbo in frontier.envelope.tolist()],
@@ -223,7 +223,7 @@ def _deep_choice(
         "asked": asked,
         "alpha": None,
         "bound": float(estimator.elbo_),
-        "given_up": float(estimator.elbo_gap_),
+        "elbo_gap": float(estimator.elbo_gap_),
         "rows": rows,
         "inclusion": [],
         "frontier": None,
@@ -253,7 +253,7 @@ def _allocation_summary(allocation: Allocation) -> AllocationSummary:
         "points": list(allocation.sizes),
         "predict_us": allocation.predict_us,
         "bound": allocation.elbo,
-        "given_up": allocation.elbo_gap,
+        "elbo_gap": allocation.elbo_gap,
         "log_density": None if density is None else _finite(density),
     }
 
@@ -315,7 +315,7 @@ def resized(
 
 def _ends(effect: Effect) -> tuple[float, float] | None:
     """Return the ends of the grid of an effect; None for categories."""
-    if effect["kind"] == "words":
+    if effect["kind"] == "category":
         return None
     return float(effect["at"][0]), float(effect["at"][-1])
 
@@ -338,7 +338,7 @@ def column_summary(
         note: what the owner of the table should know about the reading of the column.
     """
     content = _content(
-        table, column.name, categorical=column.kind == "words", literal=column.literal
+        table, column.name, categorical=column.kind == "category", literal=column.literal
     )
     values = content.values
     if column.kind == "date":
@@ -348,7 +348,7 @@ def column_summary(
         "kind": column.kind,
         "missing": content.missing,
         "spread": [] if values is None else _spread(values),
-        "words": content.categories,
+        "categories": content.categories,
         "different": content.different,
         "relevance": None if relevant is None else relevant[column.name],
         "note": note,
@@ -375,10 +375,10 @@ def target_summary(table: DataTable, target: str, task: str, *, note: str = "") 
     content = _content(table, target, categorical=classes)
     return {
         "name": target,
-        "kind": "words" if classes else "number",
+        "kind": "category" if classes else "number",
         "missing": content.missing,
         "spread": [] if content.values is None else _spread(content.values),
-        "words": content.categories,
+        "categories": content.categories,
         "different": content.different,
         "relevance": None,
         "note": note,
@@ -426,7 +426,7 @@ def ranked_columns(
     ranked: list[RankedColumn] = []
     for column, features in zip(encoder.columns, column_features(encoder), strict=True):
         values = X[:, features]
-        if column.kind == "words":
+        if column.kind == "category":
             names = np.array(["", *column.categories])
             number = np.where(values.any(1), values.argmax(1) + 1, 0)
             ranked.append(RankedColumn(column, None, names[number]))

@@ -25,11 +25,11 @@ from winnowgp.errors import (
     PeriodicResidualsWarning,
     WorseThanConstantWarning,
 )
-from winnowgp.estimators import diagnose
-from winnowgp.estimators.alarms import constant_alarm, coverage_alarm, leakage_alarm
 from winnowgp.estimators.kernels import parse_kernel
-from winnowgp.estimators.quality import constant_densities
-from winnowgp.estimators.residuals import (
+from winnowgp.tabular import diagnose
+from winnowgp.tabular.diagnostics import constant_alarm, coverage_alarm, leakage_alarm
+from winnowgp.tabular.quality import constant_densities
+from winnowgp.tabular.residuals import (
     Column,
     class_alarm,
     explained_shares,
@@ -99,10 +99,10 @@ def test_leaking_column_is_named_for_numbers_categories_and_classes() -> None:
     assert "'copy'" in str(leakage_alarm([other, copy], y, 1.0))
     labels = np.where(y > 0, "yes", "no")
     assert "'copy'" in str(leakage_alarm([other, copy], labels, 1.0))
-    code = Column("code", "words", np.where(y > 0, "J", "N"))
+    code = Column("code", "category", np.where(y > 0, "J", "N"))
     assert "'code'" in str(leakage_alarm([other, code], labels, 1.0))
     levels = np.where(y > 0, 2.0, np.where(y > -1, 1.0, 0.0))
-    tier = Column("tier", "words", levels.astype(str))
+    tier = Column("tier", "category", levels.astype(str))
     assert "'tier'" in str(leakage_alarm([other, tier], levels, 1.0))
 
 

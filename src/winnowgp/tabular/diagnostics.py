@@ -1,33 +1,37 @@
-"""`diagnose`: what a fitted model's predictions of held-out rows say about the fit."""
+"""`diagnose`: tests of a fit on rows that were not used for training.
+
+Each test returns a warning or None. A well-specified model sets each of them off in at most a few
+fits of a thousand: a p-value, corrected for the number of columns, must be below `SIGNIFICANT`, and
+the effect must be large enough to matter. `benchmarks/alarms.py` measures how often well-specified
+fits set one off. `residuals` tests residuals, and `model` rows to predict.
+"""
 
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import lgamma, log, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binomtest, norm, rankdata
 
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.errors import (
+    CoverageWarning,
     DependentResidualsWarning,
     FitWarning,
     HeavyTailsWarning,
+    LeakageWarning,
     PeriodicResidualsWarning,
-)
-from winnowgp.estimators.alarms import (
-    COUNTS,
-    constant_alarm,
-    coverage_alarm,
-    leakage_alarm,
-    selection_alarms,
+    WorseThanConstantWarning,
 )
 from winnowgp.estimators.base import total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
-from winnowgp.estimators.quality import (
+from winnowgp.estimators.selection import selection_alarms
+from winnowgp.tabular.quality import (
     TableEstimator,
     class_densities,
     constant_class_densities,
@@ -35,9 +39,15 @@ from winnowgp.estimators.quality import (
     predictive,
     r_squared,
 )
-from winnowgp.estimators.residuals import Column, class_alarm, residual_alarms
+from winnowgp.tabular.residuals import FEWEST, SIGNIFICANT, Column, class_alarm, residual_alarms
 
 Values = NDArray[np.float64]
+
+PERFECT = 0.999
+"""R², accuracy and rank correlation from which predictions are suspiciously good."""
+
+COUNTS = ("poisson", "negative-binomial")
+"""Likelihoods of counts."""
 
 _LARGEST_SCORE = 8.0
 _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
@@ -103,7 +113,7 @@ def table_columns(encoder: TableEncoder, inputs: DataTable) -> list[Column]:
     """Return the columns of a table, for `diagnose`."""
     columns = []
     for column in encoder.columns:
-        if column.kind == "words":
+        if column.kind == "category":
             values = np.array([str(s) for s in inputs.strings(column.name)])
         else:
             values = column.encode(inputs, impute=True)[:, 0]
@@ -177,3 +187,116 @@ def _class_alarms(
         class_alarm(probability, truth, names, columns),
     ]
     return accuracy, [alarm for alarm in found if alarm is not None]
+
+
+def constant_alarm(nats: Values, constant: Values) -> FitWarning | None:
+    """Return an alarm if the mean log density is not above that of a constant prediction.
+
+    Args:
+        nats: log density of each held-out row.
+        constant: log density of the same rows under one distribution for all.
+    """
+    gain, n = nats - constant, len(nats)
+    if n < 2 or gain.mean() > 0:
+        return None
+    error = gain.std(ddof=1) / sqrt(n)
+    return WorseThanConstantWarning(
+        f"the held-out log density, {nats.mean():.3g} nats per observation, is not above that of "
+        f"a constant prediction, {constant.mean():.3g} (difference {gain.mean():.2g} ± "
+        f"{error:.2g}, one standard error). Do not rely on these predictions: look for outliers "
+        "among the residuals, add columns or rows, or name another `kernel` (`--kernel`)."
+    )
+
+
+def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning | None:
+    """Return an alarm if 95 % intervals hold far fewer or more rows, by a binomial test.
+
+    "Far" is a share of rows outside that is above 10 % or below 2.5 %.
+
+    Args:
+        inside: whether each held-out row lies in its interval.
+        likelihood: of the model. Intervals of counts end at integers, and so hold at least 95 %.
+    """
+    counts = likelihood in COUNTS
+    n, within = len(inside), int(inside.sum())
+    outside = 1 - within / n
+    if binomtest(within, n, 0.95).pvalue >= 2.5 * SIGNIFICANT:
+        return None
+    held = f"the 95 % intervals hold {within} of {n} held-out rows ({100 * (1 - outside):.0f} %)"
+    if outside > 0.1:
+        advice = {
+            "poisson": "Counts vary more than Poisson counts do: fit "
+            "`likelihood='negative-binomial'` (`--likelihood negative-binomial`).",
+            "negative-binomial": "Look for outliers among the counts, or add columns or rows.",
+            "heteroscedastic": "Add rows, or columns that the noise depends on.",
+        }.get(
+            likelihood,
+            "Noise may depend on the inputs or have outliers: try `likelihood='heteroscedastic'` "
+            "(`--likelihood heteroscedastic`), 'student-t' or the logarithm of the target, or more "
+            "rows.",
+        )
+        return CoverageWarning(
+            f"{held}: they are too narrow, and predictions too certain. {advice}"
+        )
+    if outside < 0.025 and not counts:
+        return CoverageWarning(
+            f"{held}: they are too wide. A few extreme targets may have raised the noise: try "
+            "`likelihood='student-t'` (`--likelihood student-t`) or the logarithm of the target."
+        )
+    return None
+
+
+def leakage_alarm(columns: Sequence[Column], y: NDArray[Any], score: float) -> FitWarning | None:
+    """Return an alarm if predictions are nearly perfect and one of several columns suffices.
+
+    Args:
+        columns: at least two inputs; with one, it is no surprise that it determines the target.
+        y: targets of all rows: numbers, or class labels as strings.
+        score: R² or accuracy on held-out rows.
+    """
+    if score < PERFECT or len(columns) < 2 or len(y) < FEWEST:
+        return None
+    classes = y.dtype.kind == "U"
+    for column in columns:
+        determines = _separates if classes else _explains
+        if determines(column, y):
+            measure = "accuracy" if classes else "R²"
+            return LeakageWarning(
+                f"{measure} on held-out rows is {score:.4g}, and {column.text} alone determines "
+                "the target. If its values are computed from the target, or known only after it, "
+                f"leave it out with `drop` (`--drop {column.name!r}`)."
+            )
+    return None
+
+
+def _explains(column: Column, y: Values) -> bool:
+    """Return whether a numeric target is a monotone function of a column, or constant within it."""
+    if column.is_categorical:
+        kinds, rows = np.unique(column.values, return_inverse=True)
+        if len(kinds) > len(y) / 4:
+            return False
+        means = np.bincount(rows, y) / np.bincount(rows)
+        return bool(((y - means[rows]) ** 2).sum() <= (1 - PERFECT) * ((y - y.mean()) ** 2).sum())
+    if np.ptp(column.values) == 0 or np.ptp(y) == 0:
+        return False
+    correlation = np.corrcoef(rankdata(column.values), rankdata(y))[0, 1]
+    return bool(abs(correlation) >= PERFECT)
+
+
+def _separates(column: Column, labels: NDArray[Any]) -> bool:
+    """Return whether each category, or each of as many intervals as classes, has one class.
+
+    The chance that labels in random order are separated so is K! Π n_k! / n! for K classes.
+    """
+    classes, sizes = np.unique(labels, return_counts=True)
+    chance = lgamma(len(classes) + 1) + sum(lgamma(k + 1) for k in sizes) - lgamma(len(labels) + 1)
+    if chance > log(1e-4):
+        return False
+    order = np.argsort(column.values, kind="stable")
+    values, ordered = column.values[order], labels[order]
+    changes = ordered[1:] != ordered[:-1]
+    if (changes & (values[1:] == values[:-1])).any():
+        return False
+    if column.is_categorical:
+        return len(np.unique(values)) <= len(labels) / 4
+    return int(changes.sum()) == len(classes) - 1
