@@ -139,7 +139,7 @@ def outputs_choice(model: "MultiOutputTable") -> "Choice":
         "asked": "",
         "alpha": estimator.alpha_,
         "bound": estimator.elbo_,
-        "given_up": estimator.elbo_gap_,
+        "elbo_gap": estimator.elbo_gap_,
         "rows": round(estimator.frontier_.N),
         "inclusion": [],
         "frontier": [
