@@ -16,7 +16,7 @@ from helpers import oracles
 from helpers.deep_problems import started, step_data
 from winnowgp.data import Dataset, MaskedMatrix
 from winnowgp.models import LatentVariableGP, SparseGP
-from winnowgp.models.priors import log_prior
+from winnowgp.models.priors import add_weak_priors, log_prior
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Tolerance, fit
 
 FIFTY = LogNormalPrior(log(50), 0.001)
@@ -175,3 +175,16 @@ def test_fit_deep_prior_enters(schedule) -> None:
         lengthscales.append((after / before - 1).abs().max().item())
     assert lengthscales[0] > 0.03
     assert lengthscales[1] < 0.02
+
+
+def test_lengthscale_prior_without_irrelevant_columns_has_a_mode() -> None:
+    free, held = (ScaleKernel(RBFKernel(ard_num_dims=4)).double() for _ in range(2))
+    add_weak_priors(free)
+    add_weak_priors(held, irrelevant=False)
+    for factor in (0.2, 1.0, 5.0):
+        for kernel in (free, held):
+            kernel.base_kernel.initialize(lengthscale=factor * 6.0)
+        gap = log_prior(free) - log_prior(held)
+        # Equal up to the mode of 3 √D; above it the density falls by log²/2 per column.
+        expected = 4 * 0.5 * max(log(factor), 0.0) ** 2
+        assert gap.item() == pytest.approx(expected, abs=1e-6)

@@ -85,6 +85,10 @@ class Parameters(SimpleNamespace):
     """Scales of the other columns, of such a model."""
     column: int
     """The column of the fidelity, of a model of several fidelities."""
+    common_scaler: Standardiser
+    """Scaler of the inputs of all fidelities, of a nonlinear relation."""
+    chained: bool
+    """Whether the model that is fitted has the fidelity below as an input."""
 
 
 def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) -> Parameters:
