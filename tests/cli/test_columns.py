@@ -183,6 +183,14 @@ def test_fit_misspelt_option_names_it(
     assert f"`{option}` must name columns of the table; 'hause'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--drop", "--categorical"])
+def test_fit_repeated_option_names_columns_of_each(
+    option: str, houses: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fit", str(houses), "-t", "price", option, "hause", option, "hoose"]) == 2
+    assert "'hause', 'hoose'" in capsys.readouterr().err
+
+
 def test_info_of_a_missing_file_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "missing.winnow"]) == 2
     message = "winnow: There is no file missing.winnow; give a file that `winnow fit` wrote.\n"

@@ -61,6 +61,15 @@ def test_noise_column_is_no_input_and_is_used_for_held_out_rows(table: Path, mod
     assert again == pytest.approx(nats.mean(), rel=1e-9)
 
 
+def test_info_names_the_noise_column_and_the_learnt_noise(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", str(model)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "variances in column 's2'; learnt in addition: a standard deviation of 0.0" in shown
+    assert "│ s2 │ noise variance │" in shown
+
+
 def test_update_uses_the_noise_column_and_needs_it(
     table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from torch.distributions import Normal
 
 from winnowgp.data import Dataset
 from winnowgp.models import Posterior, SparseGP
+from winnowgp.models.mixture import mixture_moments
 from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance, confirmation, fit
 from winnowgp.training.confirmation import (
     confirms,
@@ -69,7 +70,21 @@ def test_constant_weight_rows_held_out_stand_for_all() -> None:
     assert expected < constant_weight(gain, 3)
 
 
-def test_constant_weight_adds_at_most_a_quarter_to_the_variance() -> None:
+@pytest.mark.parametrize("gain", [0.3, 1.0, 3.0])
+def test_constant_weight_adds_at_most_half_to_the_mean_variance(gain: float) -> None:
+    # Targets of unit variance, of which the model explains 1 − v: its means are ±√(1 − v).
+    v, w = np.exp(-2 * gain), constant_weight(torch.full((10,), gain).double(), 10)
+    means = torch.tensor([[-1.0, 1.0], [0.0, 0.0]]).double() * np.sqrt(1 - v)
+    variances = torch.tensor([[v, v], [1.0, 1.0]]).double()
+    mixed = mixture_moments(
+        means[..., None], variances[..., None], torch.tensor([1 - w, w]).double()
+    ).variance.mean()
+    assert mixed.item() / v == pytest.approx(1 + w * (2 - w) * (1 / v - 1))
+    assert mixed.item() / v < 1.5
+    assert gain < 1 or mixed.item() / v > 1.45  # The limit decides.
+
+
+def test_constant_weight_limit_is_that_of_the_mean_gain_per_target() -> None:
     limit = 0.25 / (np.exp(8.0) - 1)
     assert constant_weight(torch.full((40,), 4.0), 40) == pytest.approx(limit)
     assert constant_weight(torch.full((40,), 8.0), 40, 2) == pytest.approx(limit)

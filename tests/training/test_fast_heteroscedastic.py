@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,9 +176,8 @@ def test_clock_ends_the_alternation(
     monkeypatch.setattr(module._Steps, "optimise_noise", slow)
     data = rows(varies=True, N=20)
     limit = budget.Budget(data.device, seconds=seconds)
-    module._Steps(data, TRAINING, TrainingContext(torch.Generator()), limit).alternate(
-        untrained(data)
-    )
+    context = TrainingContext(torch.Generator())
+    module._Steps(data, TRAINING, context, context, limit).alternate(untrained(data))
     assert len(counted) == rounds
 
 
@@ -208,3 +208,33 @@ def test_lengthscales_of_the_ranks_are_free_once_noise_varies(
     assert held.raw_lengthscale.requires_grad
     # Lengthscales that stay as they are would be equal.
     assert abs(held.lengthscale.log() - free.lengthscale.log()).item() > 0.001
+
+
+@pytest.mark.parametrize(("most", "complete"), [(None, True), (40, False)])
+def test_fit_sparse_evidence_rows_limit_the_exact_evidence(
+    most: int | None, complete: bool
+) -> None:
+    data = rows(varies=False)
+    model = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], noise=0.1)
+    training = replace(TRAINING, evidence_rows=most, kept_sizes=0, reported=False)
+    context = TrainingContext(generator=torch.Generator().manual_seed(0))
+    with shortest_fits():
+        frontier = fit_sparse(model, data, training=training, context=context).frontier
+    assert frontier is not None
+    assert (frontier.evidence is not None) is complete
+
+
+@pytest.mark.parametrize(
+    ("device", "N", "moves"), [("cuda", 10_000, True), ("cuda", 10_001, False), ("cpu", 5, False)]
+)
+def test_noise_context_few_rows_of_a_gpu_are_fitted_on_the_cpu(
+    device: str, N: int, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "draw_seed", lambda generator: 3)
+    generator: Any = SimpleNamespace(device=torch.device(device))
+    context = TrainingContext(generator)
+    own = module._noise_context(context, N)
+    assert (own is not context) is moves
+    if moves:
+        assert own.generator.device.type == "cpu"
+        assert own.generator.initial_seed() == 3

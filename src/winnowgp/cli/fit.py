@@ -79,13 +79,17 @@ def fit(
             "--id", help="A column that identifies rows: not an input, copied to predictions."
         ),
     ] = None,
-    drop: Annotated[str, typer.Option(help="Columns to ignore, separated by commas.")] = "",
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns to ignore, separated by commas, or one per option."),
+    ] = None,
     categorical: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="Columns to read as categories, separated by commas; NA is a category in them."
+            help="Columns to read as categories, separated by commas, or one per option; NA is a "
+            "category in them."
         ),
-    ] = "",
+    ] = None,
     decimal: Annotated[
         str,
         typer.Option(
@@ -414,8 +418,9 @@ def _print_outputs(model: "MultiOutputTable", output: Path, *, quiet: bool, json
         typer.echo(f"model: {output}")
 
 
-def _names(option: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in option.split(",") if name.strip())
+def _names(options: list[str] | None) -> tuple[str, ...]:
+    names = [name.strip() for option in options or [] for name in option.split(",")]
+    return tuple(filter(None, names))
 
 
 def _alpha(alpha: str) -> str | float:

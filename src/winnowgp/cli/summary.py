@@ -194,6 +194,11 @@ def print_summary(summary: Summary) -> None:
         table.add_row("likelihood", _likelihood(summary["settings"]))
     table.add_row("inputs", _inputs(summary))
     table.add_row("rows", _rows(summary))
+    if (column := summary["settings"].get("noise_column")) is not None:
+        learnt = (
+            f"learnt in addition: a standard deviation of {rounded(summary['noise_sd'] or 0, 3)}"
+        )
+        table.add_row("noise", f"variances in column {column!r}; {learnt}")
     for label, sentence in selection_lines(summary["choice"]):
         table.add_row(label, sentence)
     table.add_row(

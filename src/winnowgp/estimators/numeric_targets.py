@@ -111,7 +111,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             self._fit(rows, params)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
-        self._note_rows(rows)
+        if rows.P > 1 or rows.has_noise:
+            self._note_rows(rows)
         self.noise_ = scaler.noise(self.likelihood_)
         self._warn_of_limits()
         return self
@@ -237,7 +238,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         return rows
 
     def _note_rows(self, rows: Source) -> None:
-        """Note what later batches need to know of the rows of a fit."""
+        """Note what later batches need to know of rows with several targets or known noise."""
 
     def _takes_logarithm(self) -> bool:
         """Return whether the model is one of log y."""

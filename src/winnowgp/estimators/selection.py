@@ -47,6 +47,8 @@ HYPER = ("auto", "point", "laplace")
 FEW_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""
 
+# Rows below which a constant is the model to expect, and from which a model with nearly as many
+# inducing points is worth a warning.
 _TOO_FEW_ROWS, _MANY_ROWS = 10, 50
 # What to do about each limit that may end the growth of the candidates.
 _ADVICE = {

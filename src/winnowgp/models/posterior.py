@@ -103,6 +103,11 @@ class Posterior(nn.Module):
             self.register_buffer(name, tensor.detach().clone())
 
     @property
+    def described(self) -> "Posterior":
+        """This posterior; of several that predict together, the one that they name here."""
+        return self
+
+    @property
     def M(self) -> int:
         """Number of inducing points."""
         return self.Z.shape[0]

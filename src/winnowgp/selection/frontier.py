@@ -301,6 +301,18 @@ class Selection:
     frontier: Frontier | None
     """Bounds for other numbers of inducing points, if they were computed."""
 
+    def to(self, device: torch.device) -> "Selection":
+        """Return the selection on another device."""
+        frontier = self.frontier
+        if frontier is not None:
+            frontier = Frontier(frontier.bounds.to(device), frontier.masks.to(device), frontier.N)
+        inclusion, mask, trace = (
+            self.inclusion.to(device),
+            self.mask.to(device),
+            self.trace.to(device),
+        )
+        return Selection(inclusion, mask, trace, self.alpha, frontier)
+
     @property
     def K(self) -> int:
         """Number of candidates."""

@@ -19,7 +19,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.models import DeepPosterior, HeteroscedasticPosterior, MixturePosterior
+from winnowgp.models import HeteroscedasticPosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
@@ -461,13 +461,9 @@ def _term_curve(model: TableEstimator, term: Kernel, X: Values) -> Curve:
     It is that of the first of several functions. In regression with noise it is in the units of the
     target, otherwise in those of the function.
     """
-    posterior, rows = model.posterior_, model._inputs(X)
-    if isinstance(posterior, HeteroscedasticPosterior):
-        posterior = posterior.function
-    if isinstance(posterior, MixturePosterior):
-        # The parts of the members do not add up to averages: those of the mode do.
-        posterior = posterior.mode
-    assert not isinstance(posterior, DeepPosterior)
+    assert not isinstance(model, DeepEstimator)
+    # The terms of the members of a mixture do not add up to averages: those of its mode do.
+    posterior, rows = model.posterior_.described, model._inputs(X)
     k = covariance(term, rows, posterior.Z)
     mean = (k @ posterior.weights)[:, 0].numpy()
     mean = mean - mean.mean()

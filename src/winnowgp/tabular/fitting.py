@@ -308,7 +308,7 @@ def fit_table(
         "target_summary": table_summary.target_summary(
             table, target, task, note=notes.get(target, "")
         ),
-        "ignored": table_summary.ignored_columns(everything, drop, id_column),
+        "ignored": table_summary.ignored_columns(everything, drop, id_column, noise_column),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(

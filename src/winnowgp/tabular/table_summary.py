@@ -356,12 +356,14 @@ def column_summary(
 
 
 def ignored_columns(
-    table: DataTable, drop: Iterable[str], id_column: str | None
+    table: DataTable,
+    drop: Iterable[str],
+    id_column: str | None,
+    noise_column: str | None = None,
 ) -> list[IgnoredColumn]:
     """Return the columns of a table that are neither inputs nor the target, in its order."""
-    kinds = dict.fromkeys(drop, "dropped") | (
-        {} if id_column is None else {id_column: "identifier"}
-    )
+    named = {id_column: "identifier", noise_column: "noise variance"}
+    kinds = dict.fromkeys(drop, "dropped") | named
     return [
         {"name": name, "kind": kinds[name], "missing": int(table.missing(name).sum())}
         for name in table.names

@@ -75,8 +75,8 @@ _ENOUGH, _CLEAR = 60, 3.0
 # The weight w of the constant model has a density ∝ w^(prior − 1) before rows are held out; values
 # of w over which its expectation is a sum.
 _PRIOR, _NODES = 2.0, 4096
-# Largest share that a constant adds to the predictive variance.
-_ADDED_VARIANCE = 0.25
+# Largest share that a constant adds to the predictive variance, in the mean over rows.
+_ADDED_VARIANCE = 0.5
 
 
 def significant_gain(model: InducingModel, N: int) -> float:
@@ -214,8 +214,9 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
         E[w | g] = ∫ w² l(w) dw / ∫ w l(w) dw,
 
     which is 2/(N + 3) if the model predicts all rows better by far, and the larger the less it
-    gains. The model leaves about exp(−2 ḡ/P) of the variance of the targets, so that a share w
-    multiplies the predictive variance by 1 + w (exp(2 ḡ/P) − 1). This factor is at most 5/4.
+    gains. The model leaves about v = exp(−2 ḡ/P) of the variance of the targets and explains
+    1 − v, the mean square of its distance from the constant. So a share w multiplies the predictive
+    variance by 1 + w (2 − w) (1/v − 1) in the mean over rows. This factor is at most 3/2.
 
     Args:
         gain: gains of the held-out rows, in nats, summed over P targets.
@@ -229,7 +230,8 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
     density = (N * rows.mean(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
     ratio = exp(min(2 * gain.mean().item() / P, 700.0))
-    return min((density @ nodes).item(), _ADDED_VARIANCE / max(ratio - 1, _ADDED_VARIANCE))
+    limit = _ADDED_VARIANCE / 2
+    return min((density @ nodes).item(), limit / max(ratio - 1, limit))
 
 
 def _is_certain(optimum: Optimum[Model], rows: Dataset) -> bool:

@@ -17,6 +17,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import Model
 from winnowgp.models.heteroscedastic import leave_one_out_residuals
+from winnowgp.models.kernels import copy_module
 from winnowgp.selection import Selection, SizeFrontier
 from winnowgp.training.budget import Budget
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
@@ -30,8 +31,19 @@ from winnowgp.training.goals import (
     learn_inclusion,
 )
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.schedules import FitResult, SizedModel, TrainingContext, warn_not_sharded
+from winnowgp.training.schedules import (
+    FitResult,
+    SizedModel,
+    TrainingContext,
+    draw_seed,
+    warn_not_sharded,
+)
 
+# Rows of the exact bound of g at most: its optimum is where fits of few points to all rows start.
+# On a GPU many more would be affordable, and take longer than the whole fit of f.
+_EVIDENCE_ROWS = 500
+# Rows up to which g is fitted on the CPU: its many small steps take longer on a GPU.
+_CPU_ROWS = 10_000
 # Rounds in which both processes are optimised in turn, at most, and the nats per observation that
 # the last of them may gain.
 _ROUNDS, _GAIN = 6, 2e-3
@@ -62,7 +74,8 @@ def fit_heteroscedastic(
 
     Gaps and frontier of the result are those of f given q(g). A limit on the number of points holds
     for each process; g keeps fewer if they are within the tolerance. A wall-clock limit is divided
-    among the steps; the alternation ends once its share is used up.
+    among the steps; the alternation ends once its share is used up. With a GPU and up to 10,000
+    rows, the steps of g are computed on the CPU.
     """
     warn_not_sharded(
         context.process_group, "the fast schedule shares rows for constant Gaussian noise only"
@@ -80,13 +93,15 @@ def fit_heteroscedastic(
         kept_sizes=0,
         max_seconds=_share(clock, _FIRST),
         reported=False,
+        evidence_rows=_EVIDENCE_ROWS,
     )
-    noise = fit_sparse(model.log_noise, targets, training=settings, context=context)
+    own = _noise_context(context, rows.N)
+    noise = _fit_noise(model.log_noise, targets, training=settings, context=own)
     start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
     if not start.log_noise.K:
         return _constant(plain, start, noise, rows)
     in_turn = Budget(model.candidates.device, seconds=_share(clock, _IN_TURN))
-    steps = _Steps(rows, training, context, in_turn)
+    steps = _Steps(rows, training, context, own, in_turn)
     current = steps.alternate(start)
     current, pool, selection = steps.select_noise(current, settings.goal)
     earlier = not isinstance(training.goal, AllCandidates)
@@ -137,6 +152,8 @@ class _Steps:
     rows: Dataset
     training: SparseTraining
     context: TrainingContext
+    noise_context: TrainingContext
+    """That of the steps of g."""
     budget: Budget
 
     def alternate(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
@@ -155,15 +172,14 @@ class _Steps:
 
     def optimise_noise(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
         """Optimise kernel, mean and points of g, and then q(g), given q(f)."""
-        targets = model.residuals(self.rows)
-        better = self._optimised(model.log_noise, targets).with_best_q(targets)
-        return model.with_parts(log_noise=better).normalised(self.rows)
+        g, targets = self._noise(model)
+        return self._with_noise(model, self._optimised(g, targets).with_best_q(targets))
 
     def select_noise(
         self, model: HeteroscedasticGP, goal: Goal
     ) -> tuple[HeteroscedasticGP, torch.Tensor, Selection]:
         """Select the points of g from its own and fresh ones; return the candidates as well."""
-        targets, g = model.residuals(self.rows), model.log_noise
+        g, targets = self._noise(model)
         steps = self._steps(g, targets)
         pool = steps.with_fresh(g, max(32, g.K // 4))
         statistics = pool.subset_statistics(targets)
@@ -178,17 +194,27 @@ class _Steps:
             frontier,
             frontier.masks[M],
             goal=goal,
-            generator=self.context.generator,
+            generator=self.noise_context.generator,
             max_steps=self.training.inclusion_steps,
         )
         selected = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
-        model = model.with_parts(log_noise=selected.with_best_q(targets)).normalised(self.rows)
-        return self.optimise_noise(model), pool.candidates.detach(), selection
+        model, device = self._with_noise(model, selected.with_best_q(targets)), self.rows.device
+        candidates = pool.candidates.detach().to(device)
+        return self.optimise_noise(model), candidates, selection.to(device)
 
     def without_noise_points(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
         """Return the model with constant noise."""
-        g = self._steps(model.log_noise, model.residuals(self.rows)).constant_model(model.log_noise)
-        return model.with_parts(log_noise=g[0]).normalised(self.rows)
+        g, targets = self._noise(model)
+        return self._with_noise(model, self._steps(g, targets).constant_model(g)[0])
+
+    def _noise(self, model: HeteroscedasticGP) -> tuple[VariationalGP, Dataset]:
+        """Return a copy of g and its targets, where its steps are computed."""
+        device = self.noise_context.generator.device
+        return copy_module(model.log_noise).to(device), model.residuals(self.rows).to(device)
+
+    def _with_noise(self, model: HeteroscedasticGP, log_noise: VariationalGP) -> HeteroscedasticGP:
+        """Return the model with another g, on the device of the rows."""
+        return model.with_parts(log_noise=log_noise.to(self.rows.device)).normalised(self.rows)
 
     def _optimise_function(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
         f = self._optimised(model.function, model.weighted(self.rows))
@@ -214,10 +240,33 @@ class _Steps:
             model,
             rows,
             rows=self.training.selection_rows,
-            context=self.context,
+            context=self.context if isinstance(model, SparseGP) else self.noise_context,
             budget=self.budget,
             warm_start=True,
         )
+
+
+def _noise_context(context: TrainingContext, N: int) -> TrainingContext:
+    """Return the context of the steps of g, which are computed on the device of its generator."""
+    if context.generator.device.type == "cpu" or N > _CPU_ROWS:
+        return context
+    return replace(context, generator=torch.Generator().manual_seed(draw_seed(context.generator)))
+
+
+def _fit_noise(
+    log_noise: VariationalGP, data: Dataset, *, training: SparseTraining, context: TrainingContext
+) -> FitResult[VariationalGP]:
+    """Fit g on the device of the context; its model, candidates and selection are with the rows."""
+    device, own = data.device, context.generator.device
+    result = fit_sparse(
+        copy_module(log_noise).to(own), data.to(own), training=training, context=context
+    )
+    return replace(
+        result,
+        model=result.model.to(device),
+        candidates=tuple(each.to(device) for each in result.candidates),
+        selections=tuple(each.to(device) for each in result.selections),
+    )
 
 
 def _share(clock: Budget, share: float) -> float | None:

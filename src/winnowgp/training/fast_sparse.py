@@ -60,6 +60,8 @@ class SparseTraining:
     warm_start: bool = False
     reported: bool = True
     """Whether held-out densities are computed for the report."""
+    evidence_rows: int | None = None
+    """Rows of the exact evidence at most; as many as are affordable by default."""
 
 
 def fit_sparse(
@@ -300,7 +302,7 @@ def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Mode
     Few points prefer a smoother function with more noise than the exact evidence, so several starts
     are compared.
     """
-    initial, points = steps.initialise(), steps.model.candidates.detach()
+    initial, points = steps.initialise(training.evidence_rows), steps.model.candidates.detach()
     smooth = starting_points(initial.best, steps.sample, 2)[1]
     soft = scaled(initial.best, variance=2.0, lengthscale=1.5, noise=2.0)
     starts = [start.with_candidates(points) for start in (initial.best, soft, smooth)]
@@ -322,7 +324,7 @@ def _select_by_goal(
     steps: FastSteps[Model], goal: Goal, training: SparseTraining
 ) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
-    initial, data = steps.initialise(), steps.data
+    initial, data = steps.initialise(training.evidence_rows), steps.data
     confirmed = confirmed_optima(steps, initial) if isinstance(goal, Tolerance) else initial
     initial = steps.initialization = confirmed or initial
     constant = steps.constant_model(initial.best)
