@@ -16,8 +16,10 @@ from winnowgp.errors import InputError, MissingExtraError
 
 def workbook(path: Path, rows: list[list[Any]]) -> Path:
     book = openpyxl.Workbook()
+    sheet = book.active
+    assert sheet is not None
     for row in rows:
-        book.active.append(row)
+        sheet.append(row)
     book.create_sheet("notes").append(["not read"])
     book.save(path)
     return path

@@ -1,5 +1,6 @@
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_adam_objective_that_always_fails_raises() -> None:
         Adam(5).maximise(lambda: x * float("nan"), [([x], 0.1)], scale=1.0, on_step=lambda *_: None)
 
 
-def strides(steps: int, **options: float) -> list[float]:
+def strides(steps: int, **options: Any) -> list[float]:
     """Return the length of each step on a slope of one, which is the learning rate."""
     x = torch.zeros((), dtype=torch.float64, requires_grad=True)
     places: list[float] = []

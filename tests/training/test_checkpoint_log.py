@@ -130,7 +130,7 @@ class Noise:
 
 @pytest.mark.parametrize("options", [{}, {"cooling": 0.1}, {"max_norm_ratio": 1.5}])
 @pytest.mark.parametrize("ends_at", [None, 1, 6])
-def test_adam_resumes_from_every_state(options: dict[str, float], ends_at: int | None) -> None:
+def test_adam_resumes_from_every_state(options: dict[str, Any], ends_at: int | None) -> None:
     """Steps beyond x = 0.6 fail, and are reverted."""
 
     def run(checkpoint_log: CheckpointLog) -> Any:
