@@ -103,7 +103,7 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
     ("kin8nm-deep", "more inducing points in the last layer"): (
         "with one α for both layers the printed settings divide the points evenly. The released "
         "settings (α of 8 and 1, ten steps of the point process) agree in all five folds, with 36 "
-        "and 92 points on average; the paper's figure has 53 and 92. With 500 steps instead of ten, "
+        "and 92 points on average; the paper's figure has 53 and 92. With 500 steps, "
         "5 or 6 and 19 to 21 points remain (three folds): ten steps decide the numbers, and not "
         "which layer has more. One α for both layers with ten steps has not been run."
     ),
