@@ -93,7 +93,7 @@ def test_internal_error_has_exit_code_1_and_no_traceback(
 
 
 def test_warnings_of_other_libraries_are_hidden(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def load(path: Path) -> None:
         warnings.warn("of a library", FutureWarning, stacklevel=1)
@@ -101,5 +101,5 @@ def test_warnings_of_other_libraries_are_hidden(
         raise InputError("it is no model.")
 
     monkeypatch.setattr("winnowgp.cli.options.load_summary", load)
-    assert run(["info", str(tmp_path / "m.winnow")]) == 2
+    assert run(["info", str(models["y"])]) == 2
     assert capfd.readouterr().err == "winnow: of ours\nwinnow: it is no model.\n"

@@ -130,7 +130,7 @@ def test_reproduce_too_few_rows_is_invalid_input(tmp_path: Path, capsys) -> None
     steps = {"pre": 400, "process": 300, "post": 200}
     (tmp_path / "illustration.jsonl").write_text(json.dumps({**row, "steps": steps}))
     assert run(["reproduce", "illustration", "--only-draw", "-o", str(tmp_path)]) == 2
-    assert "5 runs missing" in capsys.readouterr().err
+    assert "9 runs missing" in capsys.readouterr().err
 
 
 def test_reproduce_interrupted_keeps_rows(tmp_path: Path, monkeypatch, capsys, log: Path) -> None:

@@ -42,7 +42,7 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 0) -> Iterator[
     every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
     search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
-    def few(model: Model, data: Dataset) -> list[Model]:
+    def few(model: Model, data: Dataset, _count: int | None = None) -> list[Model]:
         return every(model, data, 1 + max(starts, 1))
 
     def of_few(

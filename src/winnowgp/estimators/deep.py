@@ -327,7 +327,10 @@ class DeepEstimator(AllocatedEstimator, ABC):
     ) -> FitResult[Any]:
         if not has_shallow_alternative(params, data):
             return result
-        rows = data.require_dataset("a deep model")
+        rows = data.as_dataset()
+        if rows is None:
+            # Few rows, which every process then has and fits alike.
+            rows = data.part(torch.arange(data.N))
         return with_shallow_alternative(result, rows, params, generator)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:

@@ -45,7 +45,6 @@ def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool
         and not params.skip_connections
         and isinstance(params.kernel[params.layers - 1], str)
         and rows.P == 1
-        and rows.process_group.world_size == 1
         and _MOST_ROWS >= rows.N
     )
 

@@ -93,11 +93,13 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 `SparseGPRegressor` with a Gaussian likelihood; a source has its own
                 (`Dataset.noise`).
         """
-        return self._fit_targets(self._validate(), X, y, sample_weight, noise_variance)
+        self._fit_targets(self._validate(), X, y, sample_weight, noise_variance)
+        self._warn_of_limits()
+        return self
 
     def _fit_targets(
         self, params: validation.Parameters, X: Any, y: Any, sample_weight: Any, noise_variance: Any
-    ) -> Self:
+    ) -> None:
         """Fit rows with validated parameters."""
         with columns_kept_after_errors(self):
             if isinstance(X, Source):
@@ -119,8 +121,6 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if rows.P > 1 or rows.has_noise:
             self._note_rows(rows)
         self.noise_ = scaler.noise(self.likelihood_)
-        self._warn_of_limits()
-        return self
 
     def log_density(self, X: Any, y: Any, *, noise_variance: Any = None) -> NDArray[np.float64]:
         """Return the log predictive density of each observation, in nats.

@@ -65,6 +65,7 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
             first._fit_targets(first._validate_stream(), X, y, sample_weight, noise_variance)
             first._keep_first(first._stream_rows(X, y, sample_weight, noise_variance)[0])
             vars(self).update(fitted_attributes(first))
+            self._warn_of_limits()
             return self
         self._check_columns(params, self.n_features_in_)
         self._check_same_noise()
