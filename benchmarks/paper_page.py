@@ -39,7 +39,7 @@ _LEVEL = (
 )
 _SEARCH = (
     "by the present code the search ends in different optima of its objective, ELBO − α M²: "
-    "compared with an earlier version (commit 8a178db), whose numbers fell at every step, it is "
+    "compared with an earlier version, whose numbers fell at every step, it is "
 )
 EXPLANATIONS: dict[tuple[str, str], str] = {
     ("synthetic", "fewer inducing points with more smoothness"): (

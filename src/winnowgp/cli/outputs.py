@@ -102,6 +102,9 @@ def print_outputs(
     table.add_row("ELBO gap", f"{estimator.elbo_gap_:.4f} nats per observed target")
     Console(markup=False).print(table)
     title = "Held-out rows" if folds is None else f"Mean of {folds} folds"
+    if details:
+        # A model file does not say how its quality was measured.
+        title = "Rows that were not fitted"
     print_output_quality(model.quality, title=title)
     if not details:
         typer.echo(f"model: {file}")

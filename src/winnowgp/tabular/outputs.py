@@ -78,7 +78,7 @@ class MultiOutputTable:
         Targets with fewer than two values are left out.
         """
         rows = DataTable.of(table)
-        rows.require_columns(self.targets, argument="`table`")
+        rows.require_columns(self.targets, argument="the targets of the model")
         rows, Y = _observed_targets(rows, self.targets)
         return _quality(self.estimator, self.targets, self.encoder.encode(rows), Y)
 
