@@ -144,3 +144,16 @@ def test_json_reports_points_of_each_process(
     result = json.loads(capsys.readouterr().out)
     assert len(result["inducing_points"]) == 2
     assert result["quality"] == {}
+
+
+def test_commas_in_targets_mean_what_they_meant_in_the_fit(tmp_path: Path, capfd) -> None:
+    data, path = tmp_path / "commas.csv", tmp_path / "m.winnow"
+    rows = [f'{x},"{x % 4 + 1},{100 + x}","{x % 3 + 1},{500 + x}"' for x in range(24)]
+    data.write_text("\n".join(["x,a,b", *rows]))
+    options = ["-t", "a", "-t", "b", "--decimal", ",", "--tolerance", "0.5", "-q"]
+    assert run(["fit", str(data), *options, "-o", str(path)]) == 0
+    capfd.readouterr()
+    assert run(["evaluate", str(path), str(data), "--json"]) == 0
+    quality = json.loads(capfd.readouterr().out)["quality"]
+    assert quality["a"]["rmse"] < 5
+    assert quality["a"]["rows"] == 24

@@ -39,7 +39,8 @@ def evaluate(
     from winnowgp.tabular.evaluation import evaluate_model
 
     if (outputs := load_outputs(model)) is not None:
-        scores = outputs.evaluate(read_table(data, encoding=encoding))
+        decimal = outputs.settings.get("decimal", "auto")
+        scores = outputs.evaluate(read_table(data, encoding=encoding), decimal=decimal)
         if json:
             seen = _was_fitted_to(outputs, data)
             content = {"file": str(model), "targets": outputs.targets, "data": str(data)}

@@ -316,7 +316,7 @@ def fit(
             seed=seed,
             device=device,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
-            settings=_settings(data),
+            settings=_settings(data) | ({} if decimal == "auto" else {"decimal": decimal}),
         )
         return
     test_table = None if test_file is None else read_table(test_file, encoding=encoding)

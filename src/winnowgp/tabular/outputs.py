@@ -72,14 +72,18 @@ class MultiOutputTable:
             columns |= {f"{target}_{part}": values[:, p] for part, values in parts.items()}
         return columns
 
-    def evaluate(self, table: TableLike) -> dict[str, dict[str, float]]:
+    def evaluate(self, table: TableLike, *, decimal: str = "auto") -> dict[str, dict[str, float]]:
         """Return the quality of each target on rows that have it, as `quality`.
 
         Targets with fewer than two values are left out.
+
+        Args:
+            decimal: what commas in the targets mean, as in `fit_table`; inputs are read as in the
+                fit.
         """
         rows = DataTable.of(table)
         rows.require_columns(self.targets, argument="the targets of the model")
-        rows, Y = _observed_targets(rows, self.targets)
+        rows, Y = _observed_targets(rows, self.targets, decimal=decimal)
         return _quality(self.estimator, self.targets, self.encoder.encode(rows), Y)
 
     def predict_blocks(
@@ -194,7 +198,8 @@ def cross_validate_outputs(
     qualities = []
     for train, test in splits:
         fold = fit_outputs_table(labelled.part(train), names, test_size=0, seed=seed, **options)
-        qualities.append(fold.evaluate(labelled.part(test)))
+        decimal = options.get("decimal", "auto")
+        qualities.append(fold.evaluate(labelled.part(test), decimal=decimal))
     return replace(model, quality=_mean_quality(names, qualities)), qualities
 
 
@@ -213,12 +218,12 @@ def _mean_quality(
 
 
 def _observed_targets(
-    table: DataTable, targets: list[str]
+    table: DataTable, targets: list[str], *, decimal: str = "auto"
 ) -> tuple[DataTable, np.ndarray[Any, Any]]:
     """Return the rows that have a target, and their targets."""
     columns = [table.values[name] for name in targets]
     if any(not np.issubdtype(column.dtype, np.number) for column in columns):
-        table = parse_numbers(table, column_kinds(table, tuple(targets)))
+        table = parse_numbers(table, column_kinds(table, tuple(targets), decimal=decimal))
         columns = [table.values[name] for name in targets]
     Y = np.column_stack(columns).astype(np.float64)
     seen = np.flatnonzero(np.isfinite(Y).any(axis=1))
