@@ -157,3 +157,16 @@ def test_commas_in_targets_mean_what_they_meant_in_the_fit(tmp_path: Path, capfd
     quality = json.loads(capfd.readouterr().out)["quality"]
     assert quality["a"]["rmse"] < 5
     assert quality["a"]["rows"] == 24
+
+
+def test_one_row_is_neither_fitted_nor_evaluated(table: Path, model: Path, capfd) -> None:
+    single = table.with_name("single.csv")
+    lines = table.read_text().splitlines()
+    single.write_text(f"{lines[0]}\n{lines[2]}\n")
+    path = table.with_name("none.winnow")
+    targets = ["-t", "wave", "-t", "level"]
+    fit = ["fit", str(single), *targets, "-o", str(path)]
+    for arguments in (fit, ["evaluate", str(model), str(single)]):
+        assert run(arguments) == 2
+        assert "at least 2 rows" in capfd.readouterr().err
+    assert not path.exists()

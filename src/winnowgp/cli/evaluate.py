@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
+from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,8 @@ def evaluate(
     if (outputs := load_outputs(model)) is not None:
         decimal = outputs.settings.get("decimal", "auto")
         scores = outputs.evaluate(read_table(data, encoding=encoding), decimal=decimal)
+        if not scores:
+            raise InputError("no target has at least 2 rows in this table; give more rows.")
         if json:
             seen = _was_fitted_to(outputs, data)
             content = {"file": str(model), "targets": outputs.targets, "data": str(data)}

@@ -156,6 +156,8 @@ def fit_outputs_table(
     if strings:
         raise InputError(f"`targets` must be numbers; {strings[0]!r} is not. Leave it out.")
     table, Y = _observed_targets(parse_numbers(table, kinds), names)
+    if table.N < 2:
+        raise InputError(f"the table must have at least 2 rows with a target; got {table.N}.")
     inputs = table.without((*names, *ignored))
     train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     own = {name: kind for name, kind in kinds.items() if name not in names}
