@@ -121,21 +121,30 @@ class OnlineGP:
         mean = prior_mean(posterior.mean, posterior.Z)
         return cls(model, remember(posterior.Z, posterior.L, moments, mean=mean, noise=noise))
 
-    def with_candidates(self, candidates: Float[Tensor, "K D"]) -> "OnlineGP":
+    def with_candidates(
+        self, candidates: Float[Tensor, "K D"], *, shared: bool = False
+    ) -> "OnlineGP":
         """Return the same model and memory with other candidates.
 
         An explicit q(u) is that of the prior: the bound of a stream does not use it.
+
+        Args:
+            shared: whether it has the kernel, mean and likelihood of this model, not copies.
         """
         model = self.model
         if isinstance(model, SparseGP):
-            return replace(self, model=model.with_candidates(candidates))
+            return replace(self, model=model.with_candidates(candidates, shared=shared))
         K, eye = len(candidates), torch.eye(len(candidates)).to(candidates)
         q_mean, q_factor = candidates.new_zeros(K, model.P), eye.repeat(model.P, 1, 1)
-        return replace(self, model=copy_with(model, candidates, q_mean=q_mean, q_factor=q_factor))
+        model = copy_with(model, candidates, shared=shared, q_mean=q_mean, q_factor=q_factor)
+        return replace(self, model=model)
 
     def at_memory(self) -> "OnlineGP":
-        """Return the same model and memory, with the points of the memory as candidates."""
-        return self.with_candidates(self.memory.Z)
+        """Return the same model and memory, with the points of the memory as candidates.
+
+        Kernel, mean and likelihood are those of this model, not copies.
+        """
+        return self.with_candidates(self.memory.Z, shared=True)
 
     @torch.no_grad()
     def moments(

@@ -114,11 +114,12 @@ def update(
     old = online.model.candidates.detach()
     fixed = isinstance(goal, AllCandidates)
 
-    def pool_of(model: OnlineGP) -> OnlineGP:
-        count = 0 if fixed else fresh
-        return model.with_candidates(_with_fresh(model, data, old, count, tolerance))
+    def pool_of(model: OnlineGP, *, shared: bool = True) -> OnlineGP:
+        rows = _with_fresh(model, data, old, 0 if fixed else fresh, tolerance)
+        return model.with_candidates(rows, shared=shared)
 
-    pool = pool_of(online)
+    # Hyper-parameters are optimised in place.
+    pool = pool_of(online, shared=not learn)
     if learn:
         before = online.memory.observations + earlier - waiting
         pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
@@ -139,10 +140,10 @@ def update(
     nats = _memory_nats(tolerance)
     share = max(frontier.N - given_up / nats, data.observations - earlier)
     K = frontier.smallest(nats * share / frontier.N, reference=reference)
-    K = pool.model.K if fixed else max(M, min(K, max(_MOST_MEMORY * M, _ALWAYS)))
+    K = pool.model.K if fixed else max(M, min(K, max(int(_MOST_MEMORY * M), _ALWAYS)))
     mask, own = frontier.masks[M], frontier.masks[K]
-    selected = pool.with_candidates(pool.model.candidates[mask])
-    remembering, part = pool.with_candidates(pool.model.candidates[own]), mask[own]
+    selected = pool.with_candidates(pool.model.candidates[mask], shared=True)
+    remembering, part = pool.with_candidates(pool.model.candidates[own], shared=True), mask[own]
     L_own, own_moments = restrict_moments(L, moments, own)
     L, moments = restrict_moments(L, moments, mask)
     elbo, moved = _total(moments), 0
