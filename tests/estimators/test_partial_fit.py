@@ -314,10 +314,10 @@ def test_partial_fit_one_row_and_constant_batches_are_used(
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"criterion": "predictive"}, "needs criterion='elbo'"),
+        ({"criterion": "predictive"}, "`criterion` must be 'elbo'"),
         ({"forgetting": 1.5}, "at most 1"),
         ({"forgetting": 0}, "`forgetting` must be a positive number"),
-        ({"window": 1}, "at least 2 batches.*use `fit`"),
+        ({"window": 1}, "at least 2 batches.*fit a new model"),
         ({"window": 2.5}, "`window` must be"),
     ],
 )

@@ -112,7 +112,7 @@ def test_partial_fit_noise_that_is_all_known_is_not_learnt() -> None:
     assert model.log_density(X, y, noise_variance=0.09).mean() > -0.5
     with pytest.raises(InputError, match="needs `noise_variance`"):
         model.partial_fit(*batch(4))
-    with pytest.raises(InputError, match="`noise` of the earlier batches, known"):
+    with pytest.raises(InputError, match="`noise` must be that of the earlier batches, known"):
         model.set_params(noise="target").partial_fit(*batch(4))
 
 
@@ -177,7 +177,7 @@ def test_partial_fit_after_missing_targets_is_refused() -> None:
 def test_partial_fit_other_noise_than_before_is_an_error() -> None:
     model, (X, y) = first_regressor(), batch(1)
     before = dict(vars(model))
-    with pytest.raises(InputError, match="`noise` of the earlier batches, learnt"):
+    with pytest.raises(InputError, match="`noise` must be that of the earlier batches, learnt"):
         model.set_params(noise="known").partial_fit(X, y, noise_variance=0.1)
     assert vars(model) == {**before, "noise": "known"}
     with shortest_fits():

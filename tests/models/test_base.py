@@ -1,6 +1,7 @@
 """Contracts of models with candidates and of their subset objectives, over all models."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -239,23 +240,22 @@ def test_copied_module_equals_a_deep_copy_and_shares_nothing() -> None:
 
 
 def test_copied_module_keeps_ties_and_frozen_parameters() -> None:
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2)) + ScaleKernel(MaternKernel(nu=1.5))
-    kernel.kernels[1].raw_outputscale = kernel.kernels[0].raw_outputscale
-    kernel.kernels[1].base_kernel.raw_lengthscale.requires_grad_(False)
+    first, second = ScaleKernel(RBFKernel(ard_num_dims=2)), ScaleKernel(MaternKernel(nu=1.5))
+    second.raw_outputscale = first.raw_outputscale
+    second.base_kernel.requires_grad_(False)
+    kernel = first + second
     add_weak_priors(kernel)
-    copied = copy_module(kernel)
-    first, second = copied.kernels
-    assert first.raw_outputscale is second.raw_outputscale
-    assert first.raw_outputscale is not kernel.kernels[0].raw_outputscale
+    copied: Any = copy_module(kernel)
+    one, other = copied.kernels
+    assert one.raw_outputscale is other.raw_outputscale
+    assert one.raw_outputscale is not first.raw_outputscale
     assert [p.requires_grad for p in copied.parameters()] == [
         p.requires_grad for p in kernel.parameters()
     ]
     # The closures of the priors act on the module that they are called with.
-    copied.kernels[0].base_kernel.initialize(lengthscale=0.01)
+    one.base_kernel.initialize(lengthscale=0.01)
     assert log_prior(copied) < log_prior(kernel)
-    assert copied.kernels[0].base_kernel.lengthscale_prior is not (
-        kernel.kernels[0].base_kernel.lengthscale_prior
-    )
+    assert one.base_kernel.lengthscale_prior is not first.base_kernel.lengthscale_prior
 
 
 def test_model_with_shared_modules_has_its_own_candidates_only() -> None:
