@@ -78,13 +78,13 @@ def _table(frame: pd.DataFrame, name: str) -> Iterator[tuple[str, Table]]:
     frame = frame.drop(columns=[c for c in frame.columns if str(c).lower() in IDENTIFIERS])
     if not ROWS[0] <= len(frame) <= 5000:
         return
-    numeric = [
-        c for c in frame if pd.api.types.is_numeric_dtype(frame[c]) and frame[c].dtype != bool
-    ]
+    numeric = list(frame.select_dtypes("number").columns)
     strings = [c for c in frame if c not in numeric]
-    frame = frame.drop(columns=[c for c in strings if frame[c].astype(str).nunique() > LEVELS])
+    levels = frame.astype(str).nunique().to_dict()
+    frame = frame.drop(columns=[c for c in strings if levels[c] > LEVELS])
     frame = frame.loc[:, frame.isna().mean() < LACKING].dropna()
-    numeric = [c for c in frame if c in numeric and frame[c].nunique() >= VALUES]
+    values = frame.nunique().to_dict()
+    numeric = [c for c in frame if c in numeric and values[c] >= VALUES]
     if not ROWS[0] <= len(frame) <= ROWS[1] or not numeric or frame.shape[1] < 2:
         return
     target = numeric[digest(name) % len(numeric)]
