@@ -59,7 +59,10 @@ def test_update_learns_new_rows_and_says_what_changed(
     assert " && winnow" in after.summary["settings"]["command"]
     # The updated model is a model like any other.
     assert run(["info", str(output)]) == 0
-    assert "107 for training" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "107 for training in 2 batches, 12 of the first table held out" in text
+    assert "12 rows of the last update, predicted before they were learnt" in text
+    assert "Held-out rows" not in text
     assert run(["predict", str(output), str(new), "--quiet"]) == 0
     other = more(shop, tmp_path / "other.csv", x=lambda cell: cell)
     other.write_text("".join(other.read_text().splitlines(keepends=True)[:-1]))
