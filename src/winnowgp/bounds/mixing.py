@@ -23,7 +23,6 @@ process competes with those of all others, in nats.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, pi
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -95,17 +94,15 @@ def mixed_moments(
         targets: the targets of the rows.
     """
     V, A = [solve_lower(*pair) for pair in zip(L, Kuf, strict=True)], targets.A
-    if len(A) == 1:
-        C = weighted_products(_Products.apply(torch.cat(V)), A[0], [len(v) for v in V])
-    else:
-        blocks = {
-            (q, s): (V[q] * A[:, q, s]) @ V[s].mT for q in range(len(V)) for s in range(q + 1)
-        }
-        rows = [
-            [blocks[q, s] if s <= q else blocks[s, q].mT for s in range(len(V))]
-            for q in range(len(V))
-        ]
-        C = torch.cat([torch.cat(row, 1) for row in rows])
+    blocks: dict[tuple[int, int], Tensor] = {}
+    for q in range(len(V)):
+        for s in range(q + 1):
+            if len(A) == 1:
+                blocks[q, s] = A[0, q, s] * (V[q] @ V[s].mT)
+            else:
+                blocks[q, s] = (V[q] * A[:, q, s]) @ V[s].mT
+            blocks[s, q] = blocks[q, s].mT
+    C = torch.cat([torch.cat([blocks[q, s] for s in range(len(V))], 1) for q in range(len(V))])
     return Moments(
         C=C,
         D=torch.cat([v @ b for v, b in zip(V, targets.b.mT, strict=True)])[:, None],
@@ -114,29 +111,3 @@ def mixed_moments(
         constant=targets.constant,
         N=targets.count,
     )
-
-
-def weighted_products(
-    products: Float[Tensor, "K K"], A: Float[Tensor, "Q Q"], sizes: Sequence[int]
-) -> Float[Tensor, "K K"]:
-    """Return C from the products V Vᵀ of all processes, where all rows have the same A.
-
-    Args:
-        sizes: number of inducing points of each process.
-    """
-    process = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(A.device)
-    return A[process][:, process] * products
-
-
-class _Products(torch.autograd.Function):
-    """V Vᵀ with the gradient (G + Gᵀ) V: one product, where autograd takes two."""
-
-    @staticmethod
-    def forward(ctx: Any, V: Tensor) -> Tensor:
-        ctx.save_for_backward(V)
-        return V @ V.mT
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (V,), (G,) = ctx.saved_tensors, gradients
-        return (G + G.mT) @ V

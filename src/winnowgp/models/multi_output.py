@@ -19,14 +19,15 @@ points between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from winnowgp.bounds.collapsed import (
     Moments,
@@ -37,12 +38,15 @@ from winnowgp.bounds.collapsed import (
     weight_correction,
 )
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments, weighted_products
-from winnowgp.bounds.row_blocks import JITTER, block_size
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments
+from winnowgp.bounds.mixing_gradient import mixed_two_pass
+from winnowgp.bounds.row_blocks import RowBlock, RowBlocks, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, definite_cholesky
+from winnowgp.linalg import cholesky
 from winnowgp.models.base import SelectableModel, check_kernel
+from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.kernels import (
     KernelBlocks,
     copy_module,
@@ -231,17 +235,37 @@ class MultiOutputGP(SelectableModel[Dataset]):
     def chunked_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the collapsed bound as a function of the current parameters.
 
-        Blocks of rows are evaluated again for the gradient, so that memory does not grow with N K.
-        The jitter is the 1e-8 of `bounds.row_blocks`, part of the objective.
+        The gradient is computed with the value, in two passes over blocks of rows
+        (`bounds.mixing_gradient`). Memory does not grow with N K. The jitter is the 1e-8 of
+        `bounds.row_blocks`, part of the objective.
         """
         self.check(data)
+        blocks = RowBlocks.of(data, points=self.K)
+        plain = data.complete and data.weights is None and data.noise is None
+        used = (self.mixing_learnt | (self.initial_mixing != 0)).double()
+        combined = (used.mT @ used) > 0
 
         def value() -> Scalar:
-            L = []
-            for K in self._prior():
-                shift = JITTER * K.diagonal().mean() if len(K) else 0.0
-                L.append(definite_cholesky(K + shift * torch.eye(len(K)).to(K)))
-            return moment_bound(self._moments(data, L))
+            pairs = zip(self.kernels, self.candidate_sets, strict=True)
+            kernels, inputs = zip(*(chunked_kernel(*pair, blocks) for pair in pairs), strict=True)
+            mixing, noise = self.mixing, self.noise
+            leaves = [each.detach().clone().requires_grad_() for each in (mixing, noise)]
+
+            def targets(block: RowBlock) -> MixedTargets:
+                return _mixed_targets(block, *leaves)
+
+            def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+                result = mixed_two_pass(
+                    kernels,
+                    blocks,
+                    targets=targets,
+                    parameters=leaves,
+                    combined=combined,
+                    shared=plain,
+                )
+                return result.value, (*result.targets, *(g for own in result.kernels for g in own))
+
+            return WithGradient.apply(evaluate, mixing, noise, *(i for own in inputs for i in own))
 
         return value
 
@@ -319,35 +343,23 @@ class MultiOutputGP(SelectableModel[Dataset]):
         return [covariance(kernel, Z, Z) for kernel, Z in pairs]
 
     def _targets(self, rows: Dataset) -> MixedTargets:
-        noise = self.noise[None] if rows.noise is None else self.noise + rows.noise
-        return MixedTargets.of(rows.Y, mixing=self.mixing, noise=noise, weights=rows.weights)
+        return _mixed_targets(rows, self.mixing, self.noise)
 
     def _moments(self, data: Dataset, L: list[Tensor]) -> Moments:
         """Return the moments of all rows, differentiable, in blocks of rows."""
 
-        # If all rows have the same A, it multiplies the sum of all products V Vᵀ.
-        plain = data.complete and data.weights is None and data.noise is None
-        shared = self._targets(data.part(slice(1))).A[0] if plain else None
-
         def moments_of(rows: Dataset) -> Moments:
             pairs = list(zip(self.kernels, self.candidate_sets, strict=True))
             kff = torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs])
-            targets = self._targets(rows)
-            if shared is not None:
-                kff = shared.diagonal()[:, None] * kff
-                targets = replace(targets, A=torch.ones_like(targets.A))
             Kuf = [covariance(kernel, Z, rows.X) for kernel, Z in pairs]
-            return mixed_moments(L, Kuf, kff=kff, targets=targets)
+            return mixed_moments(L, Kuf, kff=kff, targets=self._targets(rows))
 
-        blocks = list(data.chunks(block_size(data.device, self.K, data.D)))
-        if len(blocks) == 1 or not torch.is_grad_enabled():
-            parts = map(moments_of, blocks)
-        else:
-            parts = (checkpoint(moments_of, rows, use_reentrant=False) for rows in blocks)
-        total = None
-        for part in parts:
-            total = part if total is None else total + part
-        assert total is not None
-        if shared is None:
-            return total
-        return replace(total, C=weighted_products(total.C, shared, [len(each) for each in L]))
+        blocks = data.chunks(block_size(data.device, self.K, data.D))
+        return reduce(add, map(moments_of, blocks))
+
+
+def _mixed_targets(
+    rows: Dataset | RowBlock, mixing: Float[Tensor, "P Q"], noise: Float[Tensor, " P"]
+) -> MixedTargets:
+    variances = noise[None] if rows.noise is None else noise + rows.noise
+    return MixedTargets.of(rows.Y, mixing=mixing, noise=variances, weights=rows.weights)
