@@ -243,7 +243,7 @@ def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
 
 def test_shapes_that_do_not_match_are_refused() -> None:
     data = rows()
-    with pytest.raises(InputError, match="`mixing` must have a row for each noise"):
+    with pytest.raises(InputError, match="`mixing` must have a row for each target"):
         MultiOutputGP(kernels(), [data.X], mixing=MIXING, noise=NOISE)
     square = torch.ones(2, 2, dtype=torch.bool)
     with pytest.raises(InputError, match=r"`learnt` must have the shape of `mixing`, \[3, 2\]"):

@@ -77,6 +77,37 @@ class MixedTargets:
             count=float(counts.sum()),
         )
 
+    @classmethod
+    def of_sites(
+        cls,
+        linear: Float[Tensor, "N P"],
+        precision: Float[Tensor, "N P"],
+        *,
+        mixing: Float[Tensor, "P Q"],
+    ) -> "MixedTargets":
+        """Return A and b of Gaussian sites exp(λ g − ½ w g²) of the mixtures g = W f.
+
+        Their sum has no constant. Sites of missing targets are zero.
+        """
+        zero = precision.new_zeros(())
+        return cls(
+            A=torch.einsum("np,pq,ps->nqs", precision, mixing, mixing),
+            b=linear @ mixing,
+            square=zero,
+            constant=zero,
+            count=float(len(linear)),
+        )
+
+    def detach(self) -> "MixedTargets":
+        """Return the same numbers without their history."""
+        return MixedTargets(
+            A=self.A.detach(),
+            b=self.b.detach(),
+            square=self.square.detach(),
+            constant=self.constant.detach(),
+            count=self.count,
+        )
+
 
 def mixed_moments(
     L: Sequence[Float[Tensor, "_ _"]],

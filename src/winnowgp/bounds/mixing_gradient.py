@@ -19,7 +19,8 @@ independent targets; memory is O(chunk · M + M²) for any N.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import accumulate, pairwise
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,7 +29,7 @@ from torch import Tensor
 from winnowgp.bounds import row_blocks
 from winnowgp.bounds.mixing import MixedTargets
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.linalg import definite_cholesky, half_log_det, parallel_map, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, parallel_map, solve_lower
 
 TargetFunction: TypeAlias = Callable[[RowBlock], MixedTargets]
 """What the targets of a block say about the processes, differentiable in some parameters."""
@@ -47,29 +48,25 @@ class MixedGradient:
 
 @torch.no_grad()
 def mixed_two_pass(
-    kernels: Sequence[ChunkedKernel],
-    blocks: RowBlocks,
+    chunks: "MixedChunks",
     *,
     targets: TargetFunction,
     parameters: Sequence[Tensor],
-    combined: Bool[Tensor, "Q Q"],
     shared: bool,
 ) -> MixedGradient:
     """Return the collapsed bound and its gradient.
 
     Args:
-        kernels: kernel of each process at fixed parameters.
-        blocks: the rows.
+        chunks: the rows, `MixedChunks.for_gradients`.
         targets: what the targets of a block say.
         parameters: tensors that `targets` depends on, which require gradients.
-        combined: which pairs of processes a target combines.
         shared: whether all rows have the same A.
 
     Raises:
-        NotPositiveDefiniteError: a prior covariance or B cannot be factorised.
+        NotPositiveDefiniteError: B cannot be factorised.
     """
-    chunks = _MixedChunks(kernels, blocks, targets, combined, shared=shared)
-    products, D, square, constant, diagonal, kff = chunks.moments()
+    kernels, blocks = chunks.kernels, chunks.blocks
+    products, D, square, constant, diagonal, kff = chunks.moments(targets, shared=shared)
     A = targets(next(iter(blocks))).A[0] if shared else None
     C = products if A is None else chunks.weighted(products, A)
     eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
@@ -82,13 +79,15 @@ def mixed_two_pass(
     inner = (C - eye + B_inverse).addr_(beta, beta)
     back = _PullBack(chunks, H, beta, None if A is None else chunks.weighted(H, A))
 
-    def pull_back(shard: Iterable[_Chunk]) -> Sums:
+    def pull_back(shard: Iterable[MixedChunk]) -> Sums:
         forks = [kernel.fork() for kernel in kernels]
         totals = [torch.zeros_like(parameter) for parameter in parameters]
         for chunk in shard:
-            cotangents = back(chunk, forks)
             with torch.enable_grad():
-                _add_gradients(totals, targets(chunk.block), cotangents, parameters)
+                own = targets(chunk.block)
+            cotangents = back(chunk, own.detach(), forks)
+            with torch.enable_grad():
+                _add_gradients(totals, own, cotangents, parameters)
         return (*(each for fork in forks for each in fork.pulled()), *totals)
 
     pulled = list(chunks.summed(pull_back))
@@ -109,44 +108,68 @@ def mixed_two_pass(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
-    """V_q = L_q⁻¹ K_qf of a block, one process after another, and what its targets say."""
+class MixedChunk:
+    """V_q = L_q⁻¹ K_qf of a block, one process after another, and prior variances of its rows."""
 
     block: RowBlock
-    targets: MixedTargets
     Kuf: list[Tensor]
     V: Float[Tensor, "M B"]
     kff: Float[Tensor, "Q B"]
 
 
-class _MixedChunks:
-    """The whitened chunks of all rows, kept in memory after the first pass if they fit."""
+@final
+class MixedChunks:
+    """The whitened chunks of all rows, kept in memory after the first pass if they fit.
+
+    Args:
+        kernels: kernel of each process at fixed parameters.
+        blocks: the rows.
+        L: factor of the prior covariance of each process' inducing values.
+        combined: which pairs of processes a target combines.
+        inverses: inverses of L, for whitening by products instead of solves, as in
+            `row_blocks.WhitenedChunks`.
+    """
 
     def __init__(
         self,
         kernels: Sequence[ChunkedKernel],
         blocks: RowBlocks,
-        targets: TargetFunction,
-        combined: Bool[Tensor, "Q Q"],
         *,
-        shared: bool,
+        L: Sequence[Float[Tensor, "_ _"]],
+        combined: Bool[Tensor, "Q Q"],
+        inverses: Sequence[Float[Tensor, "_ _"]] = (),
     ) -> None:
-        self.kernels, self.blocks, self._targets = kernels, blocks, targets
-        self._shared = shared
+        self.kernels, self.blocks, self.L, self.inverses = kernels, blocks, L, inverses
         self.combined = combined.tolist()
-        self.inverses, self.parts, first = [], [], 0
+        ends = list(accumulate(map(len, L), initial=0))
+        self.parts, self.M = [slice(*pair) for pair in pairwise(ends)], ends[-1]
+        limit = blocks.free // 4 if blocks.device.type == "cuda" else row_blocks.KEEP
+        self._keep = blocks.in_memory and limit >= 16 * blocks.N * self.M
+        self._kept: list[list[MixedChunk]] | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def for_gradients(
+        cls, kernels: Sequence[ChunkedKernel], blocks: RowBlocks, *, combined: Bool[Tensor, "Q Q"]
+    ) -> "MixedChunks":
+        """Return chunks for a bound and its gradient: jitter 1e-8, whitened by inverses."""
+        L, inverses = [], []
         for kernel in kernels:
             Kuu = kernel.uu()
-            M = len(Kuu)
-            eye = torch.eye(M, dtype=Kuu.dtype, device=Kuu.device)
-            shift = row_blocks.JITTER * Kuu.diagonal().mean() if M else 0.0
-            self.inverses.append(solve_lower(definite_cholesky(Kuu + shift * eye), eye))
-            self.parts.append(slice(first, first + M))
-            first += M
-        self.M = first
-        limit = blocks.free // 4 if blocks.device.type == "cuda" else row_blocks.KEEP
-        self._keep = blocks.in_memory and limit >= 2 * 8 * blocks.N * self.M
-        self._kept: list[list[_Chunk]] | None = None
+            eye = torch.eye(len(Kuu), dtype=Kuu.dtype, device=Kuu.device)
+            shift = row_blocks.JITTER * Kuu.diagonal().mean() if len(Kuu) else 0.0
+            L.append(definite_cholesky(Kuu + shift * eye))
+            inverses.append(solve_lower(L[-1], eye))
+        return cls(kernels, blocks, L=L, combined=combined, inverses=inverses)
+
+    @classmethod
+    @torch.no_grad()
+    def for_values(
+        cls, kernels: Sequence[ChunkedKernel], blocks: RowBlocks, *, combined: Bool[Tensor, "Q Q"]
+    ) -> "MixedChunks":
+        """Return chunks for values only: the smallest jitter that works, whitened by solves."""
+        L = [cholesky(kernel.uu()).L for kernel in kernels]
+        return cls(kernels, blocks, L=L, combined=combined)
 
     def pairs(self, lower: bool = False) -> list[tuple[int, int]]:
         """Return the pairs of processes that a target combines.
@@ -158,31 +181,33 @@ class _MixedChunks:
         every = [(q, s) for q in range(Q) for s in range(q + 1 if lower else Q)]
         return [(q, s) for q, s in every if self.combined[q][s]]
 
-    def moments(self) -> Sums:
+    def moments(self, targets: TargetFunction, *, shared: bool) -> Sums:
         """Return sums over all rows: C, D, Σ r y², the constant, Σ A_qq k_q and Σ k_q.
 
-        Where A is shared, the first is V Vᵀ instead of C.
+        Args:
+            targets: what the targets of a block say.
+            shared: whether all rows have the same A; the first sum is V Vᵀ instead of C then.
         """
-        like = self.inverses[0]
+        like = self.L[0]
 
-        def sums(shard: Iterable[_Chunk]) -> Sums:
+        def sums(shard: Iterable[MixedChunk]) -> Sums:
             C, D = like.new_zeros(self.M, self.M), like.new_zeros(self.M)
             square = constant = diagonal = like.new_zeros(())
             kff = like.new_zeros(len(self.parts))
             for chunk in shard:
-                targets, V = chunk.targets, chunk.V
+                own, V = targets(chunk.block).detach(), chunk.V
                 for q, s in self.pairs(lower=True):
                     left, right = V[self.parts[q]], V[self.parts[s]]
                     block = C[self.parts[q], self.parts[s]]
-                    weighted = left if self._shared else left * targets.A[:, q, s]
+                    weighted = left if shared else left * own.A[:, q, s]
                     if q == s:
                         row_blocks.add_gram(block, weighted, right)
                     else:
                         block.addmm_(weighted, right.mT)
-                for part, b in zip(self.parts, targets.b.mT, strict=True):
+                for part, b in zip(self.parts, own.b.mT, strict=True):
                     D[part] += V[part] @ b
-                square, constant = square + targets.square, constant + targets.constant
-                A = targets.A.diagonal(dim1=1, dim2=2).mT
+                square, constant = square + own.square, constant + own.constant
+                A = own.A.diagonal(dim1=1, dim2=2).mT
                 diagonal, kff = diagonal + (A * chunk.kff).sum(), kff + chunk.kff.sum(1)
             return row_blocks.from_panels(C), D, square, constant, diagonal, kff
 
@@ -190,10 +215,8 @@ class _MixedChunks:
 
     def weighted(self, matrix: Float[Tensor, "M M"], A: Float[Tensor, "Q Q"]) -> Tensor:
         """Return A_qs times each block of a matrix."""
-        process = torch.repeat_interleave(
-            torch.arange(len(self.parts), device=A.device),
-            torch.tensor([p.stop - p.start for p in self.parts], device=A.device),
-        )
+        sizes = torch.tensor([p.stop - p.start for p in self.parts], device=A.device)
+        process = torch.repeat_interleave(torch.arange(len(sizes), device=A.device), sizes)
         return A[process][:, process] * matrix
 
     def shared_cotangent(
@@ -206,13 +229,12 @@ class _MixedChunks:
             cotangent[q, s] += 0.5 * (H[at] * products[at]).sum()
         return cotangent
 
-    def summed(self, sums: Callable[[Iterable[_Chunk]], Sums]) -> Sums:
-        """Return sums over the rows of all shards."""
+    def summed(self, sums: Callable[[Iterable[MixedChunk]], Sums]) -> Sums:
+        """Return sums over the rows of all shards, which threads may share."""
         parallel = all(kernel.parallel for kernel in self.kernels)
         if self._kept is not None:
-            parts = parallel_map(sums, self._kept, parallel=parallel)
-            return self.blocks.summed(parts)
-        kept: list[list[_Chunk]] = []
+            return self.blocks.summed(parallel_map(sums, self._kept, parallel=parallel))
+        kept: list[list[MixedChunk]] = []
 
         def evaluated(shard: Iterable[RowBlock]) -> Sums:
             if not self._keep:
@@ -226,21 +248,26 @@ class _MixedChunks:
             self._kept = sorted(kept, key=lambda chunks: chunks[0].block.rows.start)
         return total
 
-    def _evaluate(self, block: RowBlock) -> _Chunk:
+    @torch.no_grad()
+    def _evaluate(self, block: RowBlock) -> MixedChunk:
         Kuf = [kernel.uf(block) for kernel in self.kernels]
         V = Kuf[0].new_empty(self.M, len(block))
-        for part, inverse, K in zip(self.parts, self.inverses, Kuf, strict=True):
-            V[part] = row_blocks.lower_product(inverse, K)
+        for q, (part, K) in enumerate(zip(self.parts, Kuf, strict=True)):
+            if self.inverses:
+                V[part] = row_blocks.lower_product(self.inverses[q], K)
+            else:
+                V[part] = solve_lower(self.L[q], K)
         kff = torch.stack([kernel.ff(block) for kernel in self.kernels])
-        return _Chunk(block, self._targets(block), Kuf, V, kff)
+        return MixedChunk(block, Kuf, V, kff)
 
 
+@final
 class _PullBack:
     """Pass two: the cotangents of a chunk, of which the kernels take theirs."""
 
     def __init__(
         self,
-        chunks: _MixedChunks,
+        chunks: MixedChunks,
         H: Float[Tensor, "M M"],
         beta: Float[Tensor, " M"],
         shared: Float[Tensor, "M M"] | None,
@@ -256,10 +283,10 @@ class _PullBack:
                 self._middle.append([(p, inverse.mT @ shared[part, p]) for p in _joined(used)])
 
     def __call__(
-        self, chunk: _Chunk, kernels: Sequence[ChunkedKernel]
+        self, chunk: MixedChunk, targets: MixedTargets, kernels: Sequence[ChunkedKernel]
     ) -> tuple[Tensor | None, Tensor]:
         """Let kernels take their cotangents; return those of A, unless it is shared, and of b."""
-        chunks, V, targets = self._chunks, chunk.V, chunk.targets
+        chunks, V = self._chunks, chunk.V
         A_cotangent = None if self._middle else torch.diag_embed(-0.5 * chunk.kff.mT)
         for q, (kernel, part) in enumerate(zip(kernels, chunks.parts, strict=True)):
             K = torch.outer(self._left[q], targets.b[:, q])
