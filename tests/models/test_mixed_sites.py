@@ -4,6 +4,7 @@ import pytest
 import torch
 from gpytorch import likelihoods
 from gpytorch.kernels import MaternKernel, RBFKernel
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
@@ -45,27 +46,29 @@ def model(*Z: Tensor, mixing: Tensor = MIXING) -> MultiOutputGP:
 
 def dense_bound(gp: MultiOutputGP, data: Dataset, m: Tensor, F: Tensor) -> Tensor:
     """Return the uncollapsed bound at q(u) = N(m, F Fᵀ), u of all processes, from dense blocks."""
-    Kuu = torch.block_diag(*(k(Z).to_dense() for k, Z in zip(gp.kernels, gp.candidate_sets)))
-    cross = [k(Z, data.X).to_dense() for k, Z in zip(gp.kernels, gp.candidate_sets)]
+    pairs = list(zip(gp.kernels, gp.candidate_sets, strict=True))
+    Kuu = torch.block_diag(*(k(Z).to_dense() for k, Z in pairs))
+    cross = [k(Z, data.X).to_dense() for k, Z in pairs]
+    priors = torch.stack([k(data.X).to_dense().diagonal() for k, _ in pairs])
+    nodes = [torch.from_numpy(each) for each in hermegauss(60)]
+    x, w = nodes[0][:, None], nodes[1][:, None] / nodes[1].sum()
+    assert isinstance(gp.likelihood, TargetLikelihoods)
+    assert data.weights is not None
     total = torch.zeros((), dtype=torch.float64)
     for p, part in enumerate(gp.likelihood.parts):
         seen = ~torch.isnan(data.Y[:, p])
-        Kug = torch.cat([w * K for w, K in zip(gp.mixing[p], cross)])[:, seen]
-        prior = sum(w**2 * k(data.X).to_dense() for w, k in zip(gp.mixing[p], gp.kernels))
+        Kug = torch.cat([W * K for W, K in zip(gp.mixing[p], cross, strict=True)])[:, seen]
+        prior = gp.mixing[p].square() @ priors[:, seen]
         A = torch.linalg.solve(Kuu, Kug)
         mean = gp.likelihood.offset[p] + A.mT @ m
-        variance = prior.diagonal()[seen] - (Kug * A).sum(0) + (F.mT @ A).square().sum(0)
-        x, w = (
-            torch.from_numpy(a) for a in __import__("numpy").polynomial.hermite_e.hermegauss(60)
-        )
-        f = mean + variance.sqrt() * x[:, None]
+        variance = prior - (Kug * A).sum(0) + (F.mT @ A).square().sum(0)
+        f = mean + variance.sqrt() * x
         y = data.Y[seen, p]
         if isinstance(part, likelihoods.BernoulliLikelihood):
             nats = torch.special.log_ndtr((2 * y - 1) * f)
         else:
             nats = part.forward(f).log_prob(y)
-        expected = (w[:, None] * nats).sum(0) / w.sum()
-        total = total + (data.weights[seen] * expected).sum()
+        total = total + (data.weights[seen] * (w * nats).sum(0)).sum()
     solved = torch.linalg.solve(Kuu, F)
     kl = 0.5 * (
         (F * solved).sum()
@@ -116,9 +119,7 @@ def test_chunked_bound_has_the_gradient_of_the_dense_bound(monkeypatch: pytest.M
 
 def test_gaussian_parts_equal_gaussian_noise() -> None:
     data = rows()
-    two = Dataset.of(data.X, data.Y[:, :1].repeat(1, 3) * MIXING[:, 0], missing=True)
-    keep = ~torch.isnan(two.Y[:, 0])
-    two = Dataset.of(two.X[keep], two.Y[keep])
+    two = Dataset.of(data.X, torch.sin(data.X + torch.arange(3)))
     noise = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     parts = []
     for each in noise:
@@ -164,10 +165,9 @@ def test_statistics_equal_the_objective_for_all_candidates_and_nearly_for_subset
     exact = gp.subset_objective(data).value(masks)
     surrogate = gp.subset_statistics(data).value(masks)
     assert surrogate[-1].item() == pytest.approx(exact[-1].item(), abs=1e-6)
-    # Bounds of a surrogate are below the true ones, and most rank alike.
-    assert bool((surrogate <= exact + 1e-6).all())
-    ranks = torch.stack([exact, surrogate]).argsort(1).argsort(1).double()
-    assert torch.corrcoef(ranks)[0, 1] > 0.9
+    # To first order: the differences between subsets are tens of nats.
+    torch.testing.assert_close(surrogate, exact, rtol=0, atol=1.0)
+    assert torch.equal(surrogate.argsort(), exact.argsort())
 
 
 def test_targets_that_a_likelihood_forbids_are_refused() -> None:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
@@ -453,15 +453,6 @@ def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihoo
         copied.quadrature.locations = torch.from_numpy(locations)
         copied.quadrature.weights = torch.from_numpy(weights)
     return copied
-
-
-def fill_with_observed(table: MaskedMatrix) -> Float[Tensor, "N P"]:
-    """Return the table with missing entries replaced by one of its observed values.
-
-    Likelihoods must be evaluated at possible targets, also where the result is masked afterwards.
-    """
-    observed = table.Y[table.observed]
-    return table.filled(observed[0].item() if len(observed) else 0.0)
 
 
 def _check_supported(likelihood: likelihoods.Likelihood) -> None:
