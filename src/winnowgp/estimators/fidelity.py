@@ -20,7 +20,12 @@ from winnowgp.estimators.kernels import (
     KernelExpression,
     NamedKernel,
 )
-from winnowgp.estimators.processes import ProcessEstimator, column_number, column_or_name
+from winnowgp.estimators.processes import (
+    ProcessEstimator,
+    column_number,
+    column_or_name,
+    gaussian_only,
+)
 from winnowgp.estimators.selection import HYPER, check_hyper_rows
 from winnowgp.models import (
     FidelityModel,
@@ -68,6 +73,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
             fidelity leave uncertain, as in `SparseGPRegressor`; "point" takes the most probable
             ones, and "auto" averages with up to 500 rows. Predictions of a linear relation then
             take 16 times as long.
+        likelihood: "gaussian".
         priors: "weak" adds priors of short lengthscales, kernel variances and noise; None adds
             none. The noise of a simulator is small: its prior has the mode 0.03, and that of the
             discrepancies makes irrelevant columns improbable.
@@ -102,6 +108,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
         "fidelity": column_or_name,
         "relation": validation.one_of("linear", "nonlinear"),
         "hyper": validation.one_of(*HYPER),
+        "likelihood": gaussian_only,
     }
 
     @property

@@ -75,12 +75,13 @@ class TargetObservations(ObservationModel):
     def initial_latent(self, Y: Float[Tensor, "N P"]) -> Float[Tensor, "N P"]:
         """Return rough values of the latent functions at given targets; NaN where they are.
 
-        These are log(y + ½) of counts, ±0.67 of classes and the logit of proportions.
+        These are log(exp(y + ½) − 1) of counts, ±0.67 of classes and the logit of proportions.
         """
         columns = []
         for part, y in zip(self.likelihood.parts, Y.mT, strict=True):
             if isinstance(part, _COUNTS):
-                y = (y + 0.5).log()
+                # The inverse of softplus, the rate of counts.
+                y = y + 0.5 + torch.log(-torch.expm1(-(y + 0.5)))
             elif isinstance(part, likelihoods.BernoulliLikelihood):
                 y = torch.special.ndtri((y + 0.5) / 2)
             elif isinstance(part, likelihoods.BetaLikelihood):
