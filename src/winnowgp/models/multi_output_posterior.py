@@ -119,6 +119,14 @@ class MultiOutputPosterior(nn.Module):
         """Number of processes."""
         return self.mixing.shape[1]
 
+    @property
+    def offset(self) -> Float[Tensor, " P"]:
+        """Offset of the latent function of each target; zero if all noise is Gaussian."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, TargetLikelihoods):
+            return likelihood.offset.detach()
+        return self.mixing.new_zeros(self.P)
+
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
         """Return the mean of each row and target."""
         return self.predict(X).mean
@@ -137,7 +145,7 @@ class MultiOutputPosterior(nn.Module):
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         means, covariances = self.processes(X)
-        mean = self._offset + means @ self.mixing.mT
+        mean = self.offset + means @ self.mixing.mT
         variance = torch.einsum("pq,nqs,ps->np", self.mixing, covariances, self.mixing)
         # Non-negative up to rounding.
         variance = variance.clamp_min(0)
@@ -208,7 +216,7 @@ class MultiOutputPosterior(nn.Module):
             jitter = 1e-8 * K.diagonal().mean() * torch.eye(len(X)).to(K)
             L = cholesky(K - V.mT @ V + jitter).L
             functions.append(own @ V + normal(n, len(X)) @ L.mT)
-        samples = self._offset + torch.stack(functions, 2) @ self.mixing.mT
+        samples = self.offset + torch.stack(functions, 2) @ self.mixing.mT
         if observed:
             self._require_gaussian("samples of observations", "Pass `observed=False`.")
             samples = samples + target_noise(self.likelihood).sqrt() * normal(*samples.shape)
@@ -329,12 +337,6 @@ class MultiOutputPosterior(nn.Module):
         """Return m_q and F_q of each process."""
         sizes = list(self.sizes)
         return list(zip(self.q_mean.split(sizes), self.q_factor.split(sizes), strict=True))
-
-    @property
-    def _offset(self) -> Tensor | float:
-        """Offsets of the latent functions of the targets."""
-        likelihood = self.likelihood
-        return likelihood.offset.detach() if isinstance(likelihood, TargetLikelihoods) else 0.0
 
     def _require_gaussian(self, what: str, hint: str) -> None:
         if not isinstance(self.likelihood, GaussianLikelihood):

@@ -174,7 +174,20 @@ class _Steps:
         return self.data if count >= self.data.N else self.data.part(self.order[:count])
 
     def best_start(self) -> MultiOutputGP:
-        """Return the hyper-parameters of the best of several starts, by successive halving."""
+        """Return the hyper-parameters of the best of several starts, by successive halving.
+
+        They are compared on the CPU: steps on few rows take longer to launch on a GPU than to run.
+        """
+        cpu = torch.device("cpu")
+        if self.data.device != cpu:
+            few = replace(
+                self,
+                model=copy_module(self.model).to(cpu),
+                data=self.part(_START_ROWS).to(cpu),
+                order=self.order.cpu(),
+                sources=tuple(source.cpu() for source in self.sources),
+            )
+            return few.best_start().to(self.data.device)
         part, iterations = self.part(_START_ROWS), _START
         starts = starting_points(self.model, part)
         results = [(start, -inf) for start in starts]
@@ -266,8 +279,11 @@ class _Steps:
         parts = zip(model.kernels, model.candidate_sets, self.sources, counts, strict=True)
         for kernel, Z, source, count in parts:
             own = Z.detach()
-            indices = greedy_variance(kernel, source, count, given=own)
-            candidates.append(torch.cat([own, source[indices]]))
+            # On the CPU: every row that is selected would wait for a GPU.
+            indices = greedy_variance(
+                copy_module(kernel).cpu(), source.cpu(), count, given=own.cpu()
+            )
+            candidates.append(torch.cat([own, source[indices.to(source.device)]]))
         return model.with_candidates(candidates)
 
     def own(self, model: MultiOutputGP, pool: MultiOutputGP) -> Bool[Tensor, " K"]:
