@@ -195,6 +195,31 @@ def test_wrong_parameters_are_refused(model: ProcessEstimator, message: str) -> 
     assert not hasattr(model, "n_features_in_")
 
 
+def test_batches_add_points_where_rows_need_them(fitted: dict[str, Any], tmp_path: Path) -> None:
+    left = X[:, 0] < 0
+    first = copied(ESTIMATORS["outputs"][0]).partial_fit(X[left], Y[left])
+    before, points = first.log_density(X[~left], Y[~left]), first.n_inducing_
+    first.partial_fit(X[~left], Y[~left])
+    assert sum(first.n_inducing_) > sum(points)
+    assert max(Z.max() for Z in first.inducing_points_) > 2
+    after = first.log_density(X[~left], Y[~left])
+    assert np.nanmean(after) > np.nanmean(before) + 0.5
+    # Earlier rows are remembered.
+    batch = fitted["outputs"].log_density(X[left], Y[left])
+    assert np.nanmean(first.log_density(X[left], Y[left])) > np.nanmean(batch) - 0.3
+    # The same rows again need no more points.
+    again = load(first.save(tmp_path / "model.winnow"))
+    again.partial_fit(X, Y)
+    assert sum(again.n_inducing_) <= sum(first.n_inducing_) + 2
+    limited = copied(ESTIMATORS["outputs"][0]).set_params(max_points=9)
+    limited.partial_fit(X[left], Y[left]).partial_fit(X[~left], Y[~left])
+    assert sum(limited.n_inducing_) <= 9
+    with pytest.raises(InputError, match="updates by more rows need Gaussian noise"):
+        fitted["likelihoods"].partial_fit(X[:2], KINDS[:2])
+    with pytest.raises(InputError, match="`partial_fit` needs `alpha='auto'`"):
+        first.set_params(alpha=0.1).partial_fit(X, Y)
+
+
 def test_targets_of_several_kinds_share_a_process(fitted: dict[str, Any]) -> None:
     model = fitted["likelihoods"]
     assert model.n_inducing_[0] < 24

@@ -179,7 +179,7 @@ class MultiOutputPosterior(nn.Module):
         """
         self._check(X)
         if observed:
-            self._require_gaussian("covariances of observations", "Pass `observed=False`.")
+            self.require_gaussian("covariances of observations", "Pass `observed=False`.")
         V = self._whitened(X)
         left = [covariance(k, X, X) - v.mT @ v for k, v in zip(self.kernels, V, strict=True)]
         explained = [v.mT @ F for v, (_, F) in zip(V, self._q(), strict=True)]
@@ -218,7 +218,7 @@ class MultiOutputPosterior(nn.Module):
             functions.append(own @ V + normal(n, len(X)) @ L.mT)
         samples = self.offset + torch.stack(functions, 2) @ self.mixing.mT
         if observed:
-            self._require_gaussian("samples of observations", "Pass `observed=False`.")
+            self.require_gaussian("samples of observations", "Pass `observed=False`.")
             samples = samples + target_noise(self.likelihood).sqrt() * normal(*samples.shape)
         return samples
 
@@ -298,7 +298,7 @@ class MultiOutputPosterior(nn.Module):
     def _observed(self, data: Dataset) -> tuple[Moments, Tensor, Tensor]:
         """Return the moments of more rows, R and F' of `condition_on`."""
         self._check(data.X)
-        self._require_gaussian("conditioning on new rows", "Fit all rows together.")
+        self.require_gaussian("conditioning on new rows", "Fit all rows together.")
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
         learnt = target_noise(self.likelihood)[None]
@@ -338,7 +338,13 @@ class MultiOutputPosterior(nn.Module):
         sizes = list(self.sizes)
         return list(zip(self.q_mean.split(sizes), self.q_factor.split(sizes), strict=True))
 
-    def _require_gaussian(self, what: str, hint: str) -> None:
+    def require_gaussian(self, what: str, hint: str) -> None:
+        """Raise an error unless all noise is Gaussian.
+
+        Args:
+            what: what needs it.
+            hint: what to do instead.
+        """
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise InputError(f"{what} need Gaussian noise of all targets. {hint}")
 
