@@ -212,7 +212,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
         for name in ("candidates_", "inclusion_"):
             setattr(self, name, tuple(each for fit in fits for each in fit[name]))
         self.candidates_ = self._locations(tuple(map(torch.from_numpy, self.candidates_)))
-        counts = [float((level == t).sum()) for t in range(len(levels))]
+        counts = [fit["frontier_"].N for fit in fits]
         pairs = list(zip(fits, counts, strict=True))
         self.elbo_ = sum(fit["elbo_"] for fit in fits)
         self.elbo_gap_ = sum(fit["elbo_gap_"] * count for fit, count in pairs) / sum(counts)
