@@ -10,7 +10,7 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.errors import FewRowsWarning, InputError, NoInducingPointsWarning
-from winnowgp.tabular import MultiOutputTable, fit_outputs_table
+from winnowgp.tabular import MultiOutputTable, cross_validate_outputs, fit_outputs_table
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_other_commands_and_options_refuse_several_targets(
     table: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compare", str(model), str(model), str(table)]) == 2
-    assert "`evaluate` and `frontier` can use" in capsys.readouterr().err
+    assert "`frontier`, `update` and `export` can use" in capsys.readouterr().err
     assert run(["predict", str(model), str(table), "--quantiles", "0.5"]) == 2
     assert "`quantiles` are for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--hyper", "point"]) == 2
@@ -111,6 +111,42 @@ def test_info_evaluate_and_frontier_describe_several_targets(
     at = {row["inducing_points"]: row["elbo_nats"] for row in frontier["frontier"]}
     assert at[frontier["selected"]] >= loaded.estimator.elbo_ - 1e-6
     assert run(["frontier", str(model)]) == 0
+
+
+def test_update_learns_more_rows_of_several_targets(
+    table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.linspace(6, 9, 24)
+    rows = [f"n{i},{x[i]:.4f},left,{np.sin(x[i]):.4f},{3 - np.sin(x[i]):.4f}" for i in range(24)]
+    more, updated = tmp_path / "more.csv", tmp_path / "updated.winnow"
+    more.write_text("\n".join(["name,x,side,wave,level", *rows]), encoding="utf-8")
+    assert run(["update", str(model), str(more), "-o", str(updated), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"] == 24
+    assert printed["held_out"] == 5
+    assert printed["log_density"] > printed["log_density_before"] + 0.5
+    assert sum(printed["inducing_points"]) > sum(printed["inducing_points_before"])
+    loaded = winnowgp.load(updated)
+    assert isinstance(loaded, MultiOutputTable)
+    predicted = loaded.predict(winnowgp.read_table(more))["level_mean"]
+    assert np.abs(predicted - (3 - np.sin(x))).max() < 0.3
+    # The file remembers what it has learnt.
+    assert run(["update", str(updated), str(more), "-o", str(updated)]) == 2
+    assert "has learnt from more.csv before" in capsys.readouterr().err
+    assert run(["update", str(model), str(more), "--window", "2"]) == 2
+    assert "`--window` is for models of one target" in capsys.readouterr().err
+    other = tmp_path / "other.csv"
+    other.write_text("name,x,side,wave,level\na,1,middle,1,2\n", encoding="utf-8")
+    assert run(["update", str(model), str(other), "--test-size", "0"]) == 2
+    assert "'side' has categories that the model does not know: 'middle'" in capsys.readouterr().err
+    assert run(["export", str(updated), "-o", str(tmp_path / "model.py"), "-q"]) == 0
+    assert (tmp_path / "model.py").exists()
+
+
+def test_cross_validation_refuses_a_checkpoint(table: Path, tmp_path: Path) -> None:
+    rows = winnowgp.read_table(table)
+    with pytest.raises(InputError, match="`checkpoint` is for one fit"):
+        cross_validate_outputs(rows, ["wave", "level"], checkpoint=tmp_path / "fit")
 
 
 def test_cross_validation_reports_means_over_folds(

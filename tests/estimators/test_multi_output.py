@@ -35,6 +35,15 @@ CURVE = np.where(LEVELS > 0, 2.0, 1.0) * np.sin(9 * INPUTS) + np.where(LEVELS > 
 FIDELITIES = pd.DataFrame({"level": LEVELS, "x": INPUTS})
 EFFECTS = pd.DataFrame({"a": RNG.uniform(-2, 2, 80), "b": RNG.uniform(-2, 2, 80)})
 SUM = np.sin(3 * EFFECTS["a"]) + 0.5 * EFFECTS["b"] + 0.05 * RNG.normal(size=80)
+# A measurement, a count and a class that mix the same waves; some counts are missing.
+KINDS = np.column_stack(
+    [
+        WAVES[:, 0] + 0.1 * RNG.normal(size=70),
+        RNG.poisson(np.exp(1 + WAVES[:, 0])),
+        WAVES[:, 0] + 0.3 * RNG.normal(size=70) > 0,
+    ]
+)
+KINDS[::5, 1] = np.nan
 
 ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
     "outputs": (MultiOutputGPRegressor(n_latents=2, random_state=0), X, Y),
@@ -43,6 +52,16 @@ ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
         MultiFidelityGPRegressor(fidelity="level", relation="nonlinear", random_state=0),
         FIDELITIES,
         CURVE,
+    ),
+    "likelihoods": (
+        MultiOutputGPRegressor(
+            n_latents=1,
+            likelihood=["gaussian", "poisson", "bernoulli"],
+            n_candidates=24,
+            random_state=0,
+        ),
+        X,
+        KINDS,
     ),
     "effects": (AdditiveGPRegressor(kernel="rbf[a] + rbf[b]", random_state=0), EFFECTS, SUM),
 }
@@ -153,7 +172,10 @@ def test_saved_estimator_predicts_the_same(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (MultiOutputGPRegressor(likelihood="poisson"), "`likelihood` must be 'gaussian' where"),
+        (MultiOutputGPRegressor(likelihood="gamma"), "`likelihood` must be one of .*bernoulli"),
+        (MultiOutputGPRegressor(likelihood=["poisson"]), "an entry for each of 3 targets; got 1"),
+        (MultiOutputGPRegressor(likelihood="poisson"), "target 0 .*: counts must be whole numbers"),
+        (MultiFidelityGPRegressor(likelihood="poisson"), "`likelihood` must be 'gaussian' for"),
         (MultiOutputGPRegressor(schedule="paper"), "`schedule` must be 'fast' where"),
         (MultiOutputGPRegressor(mixing="both"), "`mixing` must be 'lmc' or 'independent'"),
         (MultiOutputGPRegressor(mixing="independent", n_latents=2), "`n_latents` is for"),
@@ -173,7 +195,52 @@ def test_wrong_parameters_are_refused(model: ProcessEstimator, message: str) -> 
     assert not hasattr(model, "n_features_in_")
 
 
-@pytest.mark.parametrize("name", ["fidelities", "nonlinear"])
+def test_batches_add_points_where_rows_need_them(fitted: dict[str, Any], tmp_path: Path) -> None:
+    left = X[:, 0] < 0
+    first = copied(ESTIMATORS["outputs"][0]).partial_fit(X[left], Y[left])
+    before, points = first.log_density(X[~left], Y[~left]), first.n_inducing_
+    first.partial_fit(X[~left], Y[~left])
+    assert sum(first.n_inducing_) > sum(points)
+    assert max(Z.max() for Z in first.inducing_points_) > 2
+    after = first.log_density(X[~left], Y[~left])
+    assert np.nanmean(after) > np.nanmean(before) + 0.5
+    # Earlier rows are remembered.
+    batch = fitted["outputs"].log_density(X[left], Y[left])
+    assert np.nanmean(first.log_density(X[left], Y[left])) > np.nanmean(batch) - 0.3
+    # The same rows again need no more points.
+    again = load(first.save(tmp_path / "model.winnow"))
+    again.partial_fit(X, Y)
+    assert sum(again.n_inducing_) <= sum(first.n_inducing_) + 2
+    limited = copied(ESTIMATORS["outputs"][0]).set_params(max_points=9)
+    limited.partial_fit(X[left], Y[left]).partial_fit(X[~left], Y[~left])
+    assert sum(limited.n_inducing_) <= 9
+    with pytest.raises(InputError, match="updates by more rows need Gaussian noise"):
+        fitted["likelihoods"].partial_fit(X[:2], KINDS[:2])
+    with pytest.raises(InputError, match="`partial_fit` needs `alpha='auto'`"):
+        first.set_params(alpha=0.1).partial_fit(X, Y)
+
+
+def test_targets_of_several_kinds_share_a_process(fitted: dict[str, Any]) -> None:
+    model = fitted["likelihoods"]
+    assert model.n_inducing_[0] < 24
+    mean, sd = model.predict(X, return_std=True)
+    # Missing counts are predicted from the other targets.
+    gap = np.abs(mean[::5, 1] - np.exp(1 + WAVES[::5, 0])) / np.exp(1 + WAVES[::5, 0])
+    assert gap.mean() < 0.25
+    np.testing.assert_allclose(sd[:, 2] ** 2, mean[:, 2] * (1 - mean[:, 2]))
+    assert np.mean((mean[:, 2] > 0.5) == (WAVES[:, 0] > 0)) > 0.9
+    assert np.isnan(model.noise_).tolist() == [False, True, True]
+    density = model.log_density(X, KINDS)
+    assert np.isnan(density[:, 1]).sum() == 14
+    # Log odds of classes: better than tossing a coin.
+    assert density[:, 2].mean() > -0.45
+    with pytest.raises(InputError, match="conditioning on new rows need Gaussian noise"):
+        model.condition_on(X[:2], KINDS[:2])
+    with pytest.raises(InputError, match="`noise_variance` needs `likelihood='gaussian'`"):
+        copied(model).fit(X, KINDS, noise_variance=0.1)
+
+
+@pytest.mark.parametrize("name", ["fidelities", "nonlinear", "likelihoods"])
 def test_interrupted_fit_resumes_to_the_same_model(
     name: str, fitted: dict[str, Any], tmp_path: Path
 ) -> None:

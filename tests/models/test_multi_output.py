@@ -8,10 +8,11 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from winnowgp.bounds import row_blocks
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import MultiOutputGP, SparseGP, multi_output
+from winnowgp.models import MultiOutputGP, SparseGP
 
 MIXING = torch.tensor([[1.0, 0.3], [-0.5, 1.2], [0.8, 0.0]], dtype=torch.float64)
 NOISE = torch.tensor([0.1, 0.3, 0.05], dtype=torch.float64)
@@ -117,20 +118,44 @@ def test_subset_statistics_and_objective_equal_pruned_bounds() -> None:
         torch.testing.assert_close(gains[k], one - other, rtol=1e-7, atol=1e-7)
 
 
-def test_blocks_of_rows_change_neither_bound_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def value_and_gradient(gp: MultiOutputGP, value: Tensor) -> list[Tensor]:
+    gp.zero_grad()
+    value.backward()
+    return [value.detach(), *(1 * p.grad for p in gp.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("mixing", [MIXING, MIXING * torch.tensor([[1.0, 0], [1, 0], [0, 1]])])
+@pytest.mark.parametrize("kind", ["complete", "missing", "weights", "noise"])
+def test_chunked_bound_has_the_gradient_of_autograd(
+    kind: str, mixing: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = rows(kind)
+    # One kernel has a closed form and the other has not; some blocks lack no target.
+    learnt = mixing != 0
+    gp = MultiOutputGP(
+        kernels(), [data.X[:4], data.X[:6]], mixing=mixing, learnt=learnt, noise=NOISE
+    )
+    monkeypatch.setattr(row_blocks, "JITTER", 1e-12)
+    monkeypatch.setattr(row_blocks, "block_size", lambda *_: 3)
+    closed = value_and_gradient(gp, gp.chunked_bound(data)())
+    oracle = value_and_gradient(gp, gp.bound(data))
+    for one, other in zip(closed, oracle, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("keep", [0, 2**29])
+def test_blocks_of_rows_change_neither_bound_nor_gradient(
+    keep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = rows("complete")
     gp = model(data.X[:4], data.X[:6])
-    values = []
+    monkeypatch.setattr(row_blocks, "KEEP", keep)
     # Rows with weights have a matrix A each, by another path.
     ones = replace(data, weights=torch.ones(data.N, dtype=torch.float64))
+    values = []
     for size, each in ((100, data), (5, data), (5, ones)):
-        monkeypatch.setattr(multi_output, "block_size", lambda *_, size=size: size)
-        gp.zero_grad()
-        value = gp.chunked_bound(each)()
-        value.backward()
-        values.append(
-            [value.detach(), *(1 * p.grad for p in gp.parameters() if p.grad is not None)]
-        )
+        monkeypatch.setattr(row_blocks, "block_size", lambda *_, size=size: size)
+        values.append(value_and_gradient(gp, gp.chunked_bound(each)()))
     for one, *others in zip(*values, strict=True):
         for other in others:
             torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
@@ -218,7 +243,7 @@ def test_fixed_entries_of_the_mixing_have_no_gradient() -> None:
 
 def test_shapes_that_do_not_match_are_refused() -> None:
     data = rows()
-    with pytest.raises(InputError, match="`mixing` must have a row for each noise"):
+    with pytest.raises(InputError, match="`mixing` must have a row for each target"):
         MultiOutputGP(kernels(), [data.X], mixing=MIXING, noise=NOISE)
     square = torch.ones(2, 2, dtype=torch.bool)
     with pytest.raises(InputError, match=r"`learnt` must have the shape of `mixing`, \[3, 2\]"):

@@ -18,9 +18,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from helpers.short_fits import short_fits, shortest_fits
-from winnowgp import DataTable, SparseGPClassifier, SparseGPRegressor, TabularModel, fit_table
+from winnowgp import (
+    AdditiveGPRegressor,
+    DataTable,
+    MultiFidelityGPRegressor,
+    MultiOutputGPRegressor,
+    SparseGPClassifier,
+    SparseGPRegressor,
+    TabularModel,
+    fit_table,
+)
 from winnowgp.errors import InputError, NotSaveableError
-from winnowgp.tabular import export_numpy, export_onnx
+from winnowgp.tabular import export_numpy, export_onnx, fit_outputs_table
 
 rng = np.random.default_rng(2)
 X = rng.uniform(0, 6, (70, 3)) * [1, 10, 0.1] + [0, 1000, 0]
@@ -312,3 +321,50 @@ def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path)
         model = fit_table(table, "y", tolerance=1.0)
     with pytest.raises(InputError, match="rename the column"):
         export_onnx(model, tmp_path / "a.onnx")
+
+
+@fitted_once
+def several_targets(kind: str) -> Any:
+    settings: dict[str, Any] = {"random_state": 0, "tolerance": 0.1, "n_candidates": 12}
+    waves = np.column_stack([y, X[:, 2], np.cos(X[:, 0])])
+    if kind == "gaussian":
+        waves[::6, 1] = np.nan
+        return MultiOutputGPRegressor(n_latents=2, kernel="matern52", **settings).fit(X, waves)
+    if kind == "likelihoods":
+        kinds = np.column_stack([y, COUNTS, y > 0])
+        likelihood = ["student-t", "poisson", "bernoulli"]
+        model = MultiOutputGPRegressor(n_latents=1, likelihood=likelihood, **settings)
+        return model.fit(X, kinds)
+    kernel = "rbf[0] + linear + periodic[1](period=3)"
+    return AdditiveGPRegressor(kernel=kernel, **settings).fit(X, y)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", ["gaussian", "likelihoods", "effects"])
+def test_exported_processes_predict_the_same(kind: str, runtime: str, tmp_path: Path) -> None:
+    model = several_targets(kind)
+    outputs = RUNTIMES[runtime](model, tmp_path, NEW)
+    mean, sd = model.predict(NEW, return_std=True)
+    assert outputs["mean"].shape == mean.shape
+    np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-7, atol=1e-7)
+    # onnxruntime computes the error function of probabilities in single precision.
+    atol = 1e-6 if kind == "likelihoods" else 1e-9
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-7, atol=atol)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_exported_table_of_several_targets_predicts_the_same(runtime: str, tmp_path: Path) -> None:
+    columns = {"x": X[:, 0], "kind": np.where(X[:, 2] > 0.3, "b", "a"), "p": y, "q": 1 - 2 * y}
+    model = fit_outputs_table(columns, ["p", "q"], n_latents=1, tolerance=0.1)
+    new = {"x": NEW[:, 0], "kind": np.where(NEW[:, 2] > 0.3, "b", "a").astype(object)}
+    outputs, expected = RUNTIMES[runtime](model, tmp_path, new), model.predict(new)
+    for number, name in enumerate(model.targets):
+        mean = expected[f"{name}_mean"]
+        np.testing.assert_allclose(outputs["mean"][:, number], mean, rtol=1e-7, atol=1e-7)
+
+
+def test_fidelities_are_not_exported(tmp_path: Path) -> None:
+    rows = np.column_stack([X[:, 0], np.arange(70) % 2])
+    model = MultiFidelityGPRegressor(tolerance=0.1, hyper="point", random_state=0).fit(rows, y)
+    with pytest.raises(NotSaveableError, match="several fidelities cannot be exported"):
+        export_numpy(model, tmp_path / "model.py")

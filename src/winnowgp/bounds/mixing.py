@@ -23,7 +23,6 @@ process competes with those of all others, in nats.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, pi
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -78,6 +77,37 @@ class MixedTargets:
             count=float(counts.sum()),
         )
 
+    @classmethod
+    def of_sites(
+        cls,
+        linear: Float[Tensor, "N P"],
+        precision: Float[Tensor, "N P"],
+        *,
+        mixing: Float[Tensor, "P Q"],
+    ) -> "MixedTargets":
+        """Return A and b of Gaussian sites exp(λ g − ½ w g²) of the mixtures g = W f.
+
+        Their sum has no constant. Sites of missing targets are zero.
+        """
+        zero = precision.new_zeros(())
+        return cls(
+            A=torch.einsum("np,pq,ps->nqs", precision, mixing, mixing),
+            b=linear @ mixing,
+            square=zero,
+            constant=zero,
+            count=float(len(linear)),
+        )
+
+    def detach(self) -> "MixedTargets":
+        """Return the same numbers without their history."""
+        return MixedTargets(
+            A=self.A.detach(),
+            b=self.b.detach(),
+            square=self.square.detach(),
+            constant=self.constant.detach(),
+            count=self.count,
+        )
+
 
 def mixed_moments(
     L: Sequence[Float[Tensor, "_ _"]],
@@ -95,17 +125,15 @@ def mixed_moments(
         targets: the targets of the rows.
     """
     V, A = [solve_lower(*pair) for pair in zip(L, Kuf, strict=True)], targets.A
-    if len(A) == 1:
-        C = weighted_products(_Products.apply(torch.cat(V)), A[0], [len(v) for v in V])
-    else:
-        blocks = {
-            (q, s): (V[q] * A[:, q, s]) @ V[s].mT for q in range(len(V)) for s in range(q + 1)
-        }
-        rows = [
-            [blocks[q, s] if s <= q else blocks[s, q].mT for s in range(len(V))]
-            for q in range(len(V))
-        ]
-        C = torch.cat([torch.cat(row, 1) for row in rows])
+    blocks: dict[tuple[int, int], Tensor] = {}
+    for q in range(len(V)):
+        for s in range(q + 1):
+            if len(A) == 1:
+                blocks[q, s] = A[0, q, s] * (V[q] @ V[s].mT)
+            else:
+                blocks[q, s] = (V[q] * A[:, q, s]) @ V[s].mT
+            blocks[s, q] = blocks[q, s].mT
+    C = torch.cat([torch.cat([blocks[q, s] for s in range(len(V))], 1) for q in range(len(V))])
     return Moments(
         C=C,
         D=torch.cat([v @ b for v, b in zip(V, targets.b.mT, strict=True)])[:, None],
@@ -114,29 +142,3 @@ def mixed_moments(
         constant=targets.constant,
         N=targets.count,
     )
-
-
-def weighted_products(
-    products: Float[Tensor, "K K"], A: Float[Tensor, "Q Q"], sizes: Sequence[int]
-) -> Float[Tensor, "K K"]:
-    """Return C from the products V Vᵀ of all processes, where all rows have the same A.
-
-    Args:
-        sizes: number of inducing points of each process.
-    """
-    process = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(A.device)
-    return A[process][:, process] * products
-
-
-class _Products(torch.autograd.Function):
-    """V Vᵀ with the gradient (G + Gᵀ) V: one product, where autograd takes two."""
-
-    @staticmethod
-    def forward(ctx: Any, V: Tensor) -> Tensor:
-        ctx.save_for_backward(V)
-        return V @ V.mT
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (V,), (G,) = ctx.saved_tensors, gradients
-        return (G + G.mT) @ V

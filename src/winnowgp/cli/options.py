@@ -159,8 +159,8 @@ def _checked_file(path: Path) -> Path:
 def _other_model(path: Path, kind: str) -> InputError:
     if kind == "MultiOutputTable":
         return InputError(
-            f"{path} holds a model of several targets, which `winnow predict`, `info`, `evaluate` "
-            "and `frontier` can use; fit one target for this command."
+            f"{path} holds a model of several targets, which `winnow predict`, `info`, `evaluate`, "
+            "`frontier`, `update` and `export` can use; fit one target for this command."
         )
     return InputError(
         f"{path} holds a {kind}, saved from Python; the command line needs a file that "

@@ -50,6 +50,50 @@ def fit_outputs(
         print_outputs(model, output, json=json, folds=folds)
 
 
+def update_outputs(
+    model: "MultiOutputTable",
+    table: "DataTable",
+    output: Path,
+    settings: dict[str, str],
+    *,
+    quiet: bool,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Update, save and print a model of several targets.
+
+    Args:
+        options: further arguments of `update_outputs_table`.
+    """
+    from winnowgp.tabular import update_outputs_table
+
+    result = update_outputs_table(model, table, settings=settings, **options)
+    result.model.save(output)
+    points = result.model.estimator.n_inducing_
+    if json:
+        values = {
+            "file": str(output),
+            "rows": result.rows,
+            "held_out": result.held_out,
+            "inducing_points_before": result.points_before,
+            "inducing_points": points,
+            "log_density_before": result.density_before,
+            "log_density": result.density,
+        }
+        typer.echo(json_format.dumps(values))
+    elif not quiet:
+        held = f", after {result.held_out} of them were held out" if result.held_out else ""
+        typer.echo(f"new rows: {result.rows} learnt{held}")
+        before, now = (" + ".join(map(str, each)) for each in (result.points_before, points))
+        typer.echo(f"inducing points of the processes: {before} before, {now} now")
+        if result.density is not None:
+            typer.echo(
+                f"log density of the new rows held out: {result.density_before:.4g} before, "
+                f"{result.density:.4g} now (nats per target)"
+            )
+        typer.echo(f"model: {output}")
+
+
 def refuse_single_target_options(defaults: Mapping[str, bool]) -> None:
     """Raise an error if an option of models of one target was given.
 
@@ -135,7 +179,6 @@ def outputs_choice(model: "MultiOutputTable") -> "Choice":
     """Return what `winnow frontier` shows: the points of all processes, and gaps per target."""
     estimator = model.estimator
     evidence = estimator.evidence_
-    exact = evidence.lower if evidence is not None and evidence.exact else None
     return {
         "points": sum(estimator.n_inducing_),
         "candidates": sum(map(len, estimator.candidates_)),
@@ -149,7 +192,8 @@ def outputs_choice(model: "MultiOutputTable") -> "Choice":
             elbo if isfinite(elbo) else None for elbo in estimator.frontier_.envelope.tolist()
         ],
         "log_densities": None,
-        "exact_evidence": exact,
+        # The evidence is that of the last hyper-parameters, and other sizes had others.
+        "exact_evidence": None,
         "exact_log_density": None,
         "sizes": [],
         "resized_from": None,

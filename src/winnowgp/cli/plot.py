@@ -233,10 +233,10 @@ def export(
 ) -> None:
     """Write the predictor, preprocessing included, as ONNX or as one numpy file."""
     checked_output(output, (".onnx", ".py"))
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_predictor
     from winnowgp.tabular import export_numpy, export_onnx
 
     write = export_onnx if output.suffix.lower() == ".onnx" else export_numpy
-    write(load_table_model(model), output)
+    write(load_predictor(model), output)
     if not quiet:
         typer.echo(f"exported: {output}")

@@ -17,6 +17,7 @@ from winnowgp.cli.options import (
     checked_output,
     file_digest,
 )
+from winnowgp.cli.outputs import refuse_single_target_options, update_outputs
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,22 +74,39 @@ def update(
     The rows that it was fitted to are not needed. Inducing points are added where the new rows need
     them, and dropped where they are no longer needed. Columns are read as in the fit: unknown
     categories, missing columns, and inputs or targets in other units are errors. Kernel and scaling
-    stay those of the fit; the hyper-parameters are updated.
+    stay those of the fit; the hyper-parameters are updated. Those of several targets stay too.
     """
     checked_output(output)
-    from winnowgp.cli.options import load_table_model
+    from winnowgp.cli.options import load_predictor
     from winnowgp.data import read_table
-    from winnowgp.tabular import update_table
+    from winnowgp.tabular import MultiOutputTable, update_table
 
-    fitted, table = load_table_model(model), read_table(data, encoding=encoding)
-    digest, earlier = file_digest(data), fitted.summary["settings"].get("data_sha256", "")
+    fitted, table = load_predictor(model), read_table(data, encoding=encoding)
+    several = isinstance(fitted, MultiOutputTable)
+    known = fitted.settings if several else fitted.summary["settings"]
+    digest, earlier = file_digest(data), known.get("data_sha256", "")
     if digest in earlier.split():
         raise InputError(
             f"the model has learnt from {data.name} before: its rows would count twice. Pass a "
             "file with new rows only."
         )
     command = shlex.join(["winnow", *sys.argv[1:]])
-    before = fitted.summary["settings"].get("command")
+    before = known.get("command")
+    settings = {
+        "command": command if before is None else f"{before} && {command}",
+        "data_sha256": f"{earlier} {digest}".strip(),
+    }
+    if several:
+        refuse_single_target_options(
+            {
+                "--forgetting": forgetting is None,
+                "--window": window is None,
+                "--move-points": not move_points,
+            }
+        )
+        options = {"test_size": test_size, "split_by": split_by, "seed": seed}
+        update_outputs(fitted, table, output, settings, quiet=quiet, json=json, **options)
+        return
     result = update_table(
         fitted,
         table,
@@ -98,10 +116,7 @@ def update(
         forgetting=forgetting,
         window=window,
         move_points=True if move_points else None,
-        settings={
-            "command": command if before is None else f"{before} && {command}",
-            "data_sha256": f"{earlier} {digest}".strip(),
-        },
+        settings=settings,
     )
     result.model.save(output)
     if json:

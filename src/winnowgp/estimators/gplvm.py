@@ -32,7 +32,8 @@ from winnowgp.estimators.gplvm_initialization import (
 )
 from winnowgp.estimators.rows import dates_as_days, tensor
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.models.likelihoods import fill_with_observed, has_noise
+from winnowgp.models.likelihoods import has_noise
+from winnowgp.models.observations import fill_with_observed
 from winnowgp.report.sentences import counted
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.latent_inference import LatentPositions, infer_latents

@@ -17,8 +17,8 @@ from winnowgp.estimators.validation import Parameters
 from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.kernels import has_psi
-from winnowgp.models.likelihoods import fill_with_observed, has_noise, observation_model
-from winnowgp.models.observations import gaussian_noise
+from winnowgp.models.likelihoods import has_noise, observation_model
+from winnowgp.models.observations import fill_with_observed, gaussian_noise
 from winnowgp.training import principal_latents
 
 KERNELS = ("rbf", "linear", "matern12", "matern32", "matern52")

@@ -16,6 +16,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import documented
 from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
+from winnowgp.estimators.process_streams import StreamedProcesses
 from winnowgp.estimators.processes import ProcessEstimator
 
 # Processes of many targets, if their number is not given.
@@ -25,7 +26,7 @@ _PROCESSES = 6
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class MultiOutputGPRegressor(ProcessEstimator):
+class MultiOutputGPRegressor(StreamedProcesses):
     """Regression of several targets as combinations of processes with inducing points of their own.
 
     Target p is Σ_q W_pq f_q(x) plus noise. A smooth process keeps few inducing points and a rough
@@ -85,7 +86,7 @@ class MultiOutputGPRegressor(ProcessEstimator):
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class AdditiveGPRegressor(ProcessEstimator):
+class AdditiveGPRegressor(StreamedProcesses):
     """Regression by a sum of effects, each with a band and inducing points of its own.
 
     Every term of the kernel is a process. A sum of kernels in `SparseGPRegressor` is the same prior

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from sklearn.utils import Tags
 from torch import Tensor
 
@@ -22,20 +22,39 @@ from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
+from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.training.checkpoint import CheckpointLog
 
 # Initial share of noise in the variance of a target.
 _INITIAL_NOISE = 0.1
 
 
-def _gaussian(name: str, value: Any) -> Likelihood:
+def gaussian_only(name: str, value: Any) -> Likelihood:
+    """Validate the likelihood of a model whose noise must be Gaussian."""
     if value != "gaussian":
         raise InputError(
-            f"`{name}` must be 'gaussian' where several processes are fitted; got {value!r}. Fit a "
-            "`SparseGPRegressor` for each target for other likelihoods."
+            f"`{name}` must be 'gaussian' for several fidelities; got {value!r}. Use "
+            "`MultiOutputGPRegressor` with a target for each fidelity for other likelihoods."
         )
     return validation.likelihood_from("gaussian")
+
+
+def _likelihoods(name: str, value: Any) -> Likelihood | list[Likelihood]:
+    """Validate a likelihood of all targets, or a list with one for each."""
+    if isinstance(value, list | tuple):
+        return [_likelihood(name, each) for each in value]
+    return _likelihood(name, value)
+
+
+def _likelihood(name: str, value: Any) -> Likelihood:
+    if isinstance(value, str) and value == "bernoulli":
+        return BernoulliLikelihood()
+    try:
+        return copy_likelihood(validation.likelihood_from(value))
+    except InputError as error:
+        raise InputError(str(error).replace("beta ", "beta, bernoulli ", 1)) from None
 
 
 def _only(choice: Any) -> validation.Constraint:
@@ -102,7 +121,11 @@ class ProcessEstimator(NumericTargets, ABC):
             is multiplied by 25 for each width; see `winnowgp.models.BoxKernel`.
         priors: "weak" adds priors of short lengthscales, kernel variances and noise, as in
             `SparseGPRegressor`; None adds none.
-        likelihood: "gaussian".
+        likelihood: "gaussian", "student-t", "laplace", "poisson", "negative-binomial", "beta",
+            "bernoulli" (classes 0 and 1, probit) or a GPyTorch likelihood with one latent function:
+            that of all targets; or a list with one for each target, such as
+            ["gaussian", "poisson", "bernoulli"]. Other likelihoods than "gaussian" take several
+            times as long.
         noise: "target": every target has a noise variance, which is learnt.
         schedule: "fast".
         batch_size: None; all rows are used at once.
@@ -127,6 +150,7 @@ class ProcessEstimator(NumericTargets, ABC):
     # Mode and width of the prior of the noise.
     _noise_prior: ClassVar[tuple[float, float]] = WEAK_NOISE
 
+    likelihood: Any = "gaussian"
     max_points: int | None = None
     widths: Sequence[int | str] | None = None
     priors: str | None = "weak"
@@ -134,7 +158,7 @@ class ProcessEstimator(NumericTargets, ABC):
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "widths": validation.optional(_columns),
-        "likelihood": _gaussian,
+        "likelihood": _likelihoods,
         "noise": _only("target"),
         "schedule": _only("fast"),
         "batch_size": _only(None),
@@ -257,14 +281,27 @@ class ProcessEstimator(NumericTargets, ABC):
         return scaler
 
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
-        super()._check_targets(params, data)
         if data.P > 1 and not self._several_targets:
             raise InputError(
                 f"{type(self).__name__} needs one target; got {data.P}. Fit a model for each."
             )
+        parts = params.likelihood
+        if isinstance(parts, list) and len(parts) != data.P:
+            raise InputError(
+                f"`likelihood` must have an entry for each of {data.P} targets; got {len(parts)}."
+            )
+        if isinstance(parts, list) or self.likelihood != "gaussian":
+            parts = parts if isinstance(parts, list) else [parts] * data.P
+            params.likelihood = copy_likelihood(TargetLikelihoods(parts))
+        super()._check_targets(params, data)
 
     def _check_noise(self, params: validation.Parameters, data: Source, *, missing: bool) -> None:
-        """Accept known noise and missing targets."""
+        """Accept missing targets, and known noise if all noise is Gaussian."""
+        if data.has_noise and isinstance(params.likelihood, TargetLikelihoods):
+            raise InputError(
+                "`noise_variance` needs `likelihood='gaussian'`; got "
+                f"{self.likelihood!r}. Leave the noise out."
+            )
 
     def _initial_model(
         self,
@@ -275,6 +312,8 @@ class ProcessEstimator(NumericTargets, ABC):
     ) -> MultiOutputGP:
         mixing, learnt = self._mixing(params, data.P)
         Q = mixing.shape[1]
+        likelihood = params.likelihood
+        parts = likelihood.parts if isinstance(likelihood, TargetLikelihoods) else None
         kernels = self._kernels(params, data.D - len(params.boxes), Q)
         if params.boxes:
             kernels = [BoxKernel(kernel, widths=params.boxes) for kernel in kernels]
@@ -283,7 +322,8 @@ class ProcessEstimator(NumericTargets, ABC):
             [torch.zeros(0, data.D, dtype=data.dtype)] * Q,
             mixing=mixing.to(data.dtype),
             learnt=learnt,
-            noise=torch.full((data.P,), _INITIAL_NOISE, dtype=data.dtype),
+            noise=None if parts else torch.full((data.P,), _INITIAL_NOISE, dtype=data.dtype),
+            likelihoods=parts,
         )
         if params.priors == "weak":
             add_weak_priors(model.likelihood, noise=self._noise_prior)

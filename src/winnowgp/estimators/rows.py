@@ -22,6 +22,7 @@ from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.data.tables import collected, days
 from winnowgp.errors import InputError
 from winnowgp.models.likelihoods import has_noise, observation_model
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 
 def tensor(values: Any, *, name: str = "y", hint: str = "Use a classifier for labels.") -> Tensor:
@@ -305,8 +306,14 @@ class TargetScaler:
     @classmethod
     def of(cls, data: Dataset, likelihood: Likelihood, *, single: bool) -> "TargetScaler":
         """Return the scaler of the targets of some rows."""
+        none = Standardiser.none(data.Y)
+        if isinstance(likelihood, TargetLikelihoods):
+            scaler = Standardiser.of(data.Y, weights=data.weights)
+            noisy = torch.tensor([has_noise(part) for part in likelihood.parts])
+            shift = torch.where(noisy, scaler.shift, none.shift)
+            return cls(Standardiser(shift, torch.where(noisy, scaler.scale, none.scale)), single)
         if not has_noise(likelihood):
-            return cls(Standardiser.none(data.Y), single)
+            return cls(none, single)
         return cls(Standardiser.of(data.Y, weights=data.weights), single)
 
     @property
@@ -378,6 +385,10 @@ class TargetScaler:
 
     def noise(self, likelihood: Likelihood) -> NDArray[np.float64]:
         """Return the noise variance of each target or its logarithm, `[P]`; NaN without noise."""
+        if isinstance(likelihood, TargetLikelihoods):
+            nan = likelihood.offset.new_full((1,), torch.nan)
+            noise = [p.noise.flatten() if has_noise(p) else nan for p in likelihood.parts]
+            return (torch.cat(noise) * self.columns.scale.square()).detach().numpy()
         if not has_noise(likelihood):
             return np.full(self.P, np.nan)
         return (likelihood.noise * self.columns.scale.square()).detach().numpy()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from jaxtyping import Bool, Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -45,6 +45,7 @@ from winnowgp.models import (
 from winnowgp.models.deep_costs import Allocation
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
 from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
@@ -282,7 +283,17 @@ def _restore_latent(model: Any) -> None:
 
 def _check_likelihood(parameter: Any, likelihood: Any) -> None:
     """Check that the name and the fitted likelihood agree; predictions depend on both."""
-    if isinstance(parameter, str):
+    if isinstance(likelihood, TargetLikelihoods):
+        parts = likelihood.parts
+        names = parameter if isinstance(parameter, list | tuple) else [parameter] * len(parts)
+        _require(len(names) == len(parts), "has likelihoods of another number of targets")
+        for name, part in zip(names, parts, strict=True):
+            _check_likelihood(name, part)
+        return
+    if parameter == "bernoulli":
+        same = isinstance(likelihood, BernoulliLikelihood)
+        _require(same, "has a likelihood other than its parameter `likelihood`")
+    elif isinstance(parameter, str):
         names = LIKELIHOODS | {HETEROSCEDASTIC: HeteroscedasticLikelihood}
         same = names.get(parameter) is type(likelihood)
         _require(same, "has a likelihood other than its parameter `likelihood`")

@@ -15,6 +15,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import Mean
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
@@ -23,6 +24,7 @@ from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.heteroscedastic import LogVarianceLikelihood
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import LongLengthscalePrior
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 Config = dict[str, Any]
 
@@ -293,6 +295,17 @@ def _class(config: Config, table: _Table) -> Any:
     raise ModelFileError(
         f"contains a {config['name']!r:.60}, which this version of winnowgp does not know"
     )
+
+
+@register(
+    "TargetLikelihoods",
+    TargetLikelihoods,
+    state=lambda each: {"parts": list(each.parts), "offset": each.offset.detach()},
+)
+def _target_likelihoods(parts: list[Likelihood], offset: Float[Tensor, " P"]) -> TargetLikelihoods:
+    if len(parts) != len(offset):
+        raise ModelFileError("likelihoods of several targets have offsets of another number")
+    return TargetLikelihoods(parts, offset=offset)
 
 
 _register("Kernel", Kernel, _kernel_config, _kernel)

@@ -139,7 +139,7 @@ def _multi_output_gp(
     model = models.MultiOutputGP(
         kernels, candidates, mixing=mixing, learnt=learnt, noise=mixing.new_ones(len(mixing))
     )
-    model.likelihood = _gaussian_noise(likelihood, len(mixing))
+    model.likelihood = _of_targets(likelihood, len(mixing))
     return model
 
 
@@ -173,7 +173,7 @@ def _multi_output_posterior(
         kernels,
         Z,
         mixing=mixing,
-        likelihood=_gaussian_noise(likelihood, len(mixing)),
+        likelihood=_of_targets(likelihood, len(mixing)),
         q_mean=q_mean,
         q_factor=q_factor,
         L=L,
@@ -222,9 +222,11 @@ def _nonlinear_fidelity_posterior(
     )
 
 
-def _gaussian_noise(likelihood: Likelihood, P: int) -> GaussianLikelihood:
-    """Return a likelihood that must have a noise variance for each of P targets."""
-    if not isinstance(likelihood, GaussianLikelihood) or likelihood.noise.shape != (P,):
+def _of_targets(likelihood: Likelihood, P: int) -> Likelihood:
+    """Return a likelihood that must have a noise variance or a part for each of P targets."""
+    gaussian = isinstance(likelihood, GaussianLikelihood) and likelihood.noise.shape == (P,)
+    several = isinstance(likelihood, models.TargetLikelihoods) and len(likelihood.parts) == P
+    if not (gaussian or several):
         raise ModelFileError(f"a model of {P} targets has another likelihood")
     return likelihood
 

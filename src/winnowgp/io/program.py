@@ -19,7 +19,7 @@ from torch import Tensor
 
 from winnowgp.errors import NotSaveableError
 from winnowgp.linalg import solve_lower
-from winnowgp.models import Posterior
+from winnowgp.models import MultiOutputPosterior, Posterior, TargetLikelihoods
 from winnowgp.models.likelihoods import SOFTMAX_DENSITY_NODES, is_plain
 from winnowgp.models.observations import DENSITY_NODES
 from winnowgp.models.quadrature import normal_nodes
@@ -117,6 +117,71 @@ def add_latents(program: Program, posterior: Posterior, X: str) -> tuple[str, st
         "Max", program.apply("Add", conditional, spread), program.constant(0.0)
     )
     return mean, variance
+
+
+def add_processes(program: Program, posterior: MultiOutputPosterior, X: str) -> tuple[str, str]:
+    """Add the mean and variance `[N P]` of mixtures of several processes; return their names.
+
+    With V_q = k_q L_q⁻ᵀ and E_q = V_q F_q, F_q the rows of F that belong to process q,
+
+        mean_p = c_p + Σ_q W_pq V_q m_q
+        variance_p = Σ_q W_pq² (κ_q − ‖V_q‖²) + Σ_qs W_pq W_ps ⟨E_q, E_s⟩.
+    """
+    W, sizes = posterior.mixing, list(posterior.sizes)
+    means, factors = posterior.q_mean.split(sizes), posterior.q_factor.split(sizes)
+    # [N 1] zeros: the number of rows is not known here.
+    zero = program.apply("MatMul", X, _constant(program, torch.zeros(posterior.Z.shape[1], 1)))
+    mean = program.apply("Add", zero, _constant(program, posterior.offset[None]))
+    features, weights = [], []
+    spreads: dict[int, str] = {}
+    for q, (kernel, Z, L) in enumerate(
+        zip(posterior.kernels, posterior.inducing_points, posterior.factors, strict=True)
+    ):
+        k, prior = _kernel(program, kernel, X, Z if len(Z) else torch.zeros(1, Z.shape[1]).to(Z))
+        if not len(Z):
+            features.append(program.apply("Add", zero, prior))
+            weights.append(W[:, q].square())
+            continue
+        V = program.apply(
+            "MatMul", k, _constant(program, solve_lower(L, torch.eye(len(L)).to(L)).mT)
+        )
+        mean = program.apply(
+            "Add",
+            mean,
+            program.apply("MatMul", V, _constant(program, torch.outer(means[q], W[:, q]))),
+        )
+        explained = program.apply("RowSum", program.apply("Mul", V, V))
+        left = program.apply("Sub", program.apply("Add", zero, prior), explained)
+        features.append(program.apply("Max", left, program.constant(0.0)))
+        weights.append(W[:, q].square())
+        spreads[q] = program.apply("MatMul", V, _constant(program, factors[q]))
+        for s in spreads:
+            features.append(program.apply("RowSum", program.apply("Mul", spreads[q], spreads[s])))
+            weights.append((1 if s == q else 2) * W[:, q] * W[:, s])
+    total = program.apply(
+        "MatMul", program.apply("Concat", *features), _constant(program, torch.stack(weights))
+    )
+    return mean, program.apply("Max", total, program.constant(0.0))
+
+
+def add_targets(
+    program: Program, likelihood: TargetLikelihoods, mean: str, variance: str
+) -> tuple[str, str]:
+    """Add means and variances of observations, each target with a likelihood of its own."""
+    columns = []
+    for p, part in enumerate(likelihood.parts):
+        pick = program.constant(np.eye(len(likelihood.parts))[:, p : p + 1])
+        own = program.apply("MatMul", mean, pick), program.apply("MatMul", variance, pick)
+        m, v = add_observation(program, part, *own)
+        if v is None:
+            # Probabilities of two classes: p and p (1 − p) of the second.
+            m = program.apply("MatMul", m, program.constant([[0.0], [1.0]]))
+            v = program.apply("Sub", m, program.apply("Mul", m, m))
+        columns.append((m, v))
+    if len(columns) == 1:
+        return columns[0]
+    means, variances = zip(*columns, strict=True)
+    return program.apply("Concat", *means), program.apply("Concat", *variances)
 
 
 def add_observation(

@@ -23,6 +23,7 @@ from winnowgp.models.pathwise import PosteriorPaths
 from winnowgp.models.posterior import JointPosterior, Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 __all__ = [
     "BoxKernel",
@@ -50,6 +51,7 @@ __all__ = [
     "ProcessMixture",
     "SampledLatentGP",
     "SparseGP",
+    "TargetLikelihoods",
     "VariationalGP",
     "deep_layers",
     "greedy_variance",

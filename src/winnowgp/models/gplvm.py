@@ -27,8 +27,8 @@ from winnowgp.errors import InputError
 from winnowgp.models.base import SelectableModel, check_kernel, copy_with
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
 from winnowgp.models.kernels import expected_kernel, kernel_blocks, prior_mean
-from winnowgp.models.likelihoods import fill_with_observed, observation_model
-from winnowgp.models.observations import gaussian_noise
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import fill_with_observed, gaussian_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 from winnowgp.selection import RelaxedObjective, SubsetStatistics

@@ -14,8 +14,8 @@ from winnowgp.bounds.gplvm import ExpectedKernel, latent_kl, pair_weights
 from winnowgp.data import MaskedMatrix
 from winnowgp.linalg import solve_lower
 from winnowgp.models.kernels import expected_kernel
-from winnowgp.models.likelihoods import fill_with_observed, observation_model
-from winnowgp.models.observations import Prediction
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import Prediction, fill_with_observed
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.quadrature import normal_nodes
 

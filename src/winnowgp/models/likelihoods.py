@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from winnowgp.data import Dataset, MaskedMatrix
+from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
@@ -32,6 +32,7 @@ from winnowgp.models.observations import (
     UserDefinedObservations,
     is_user_defined,
 )
+from winnowgp.models.target_likelihoods import TargetLikelihoods, TargetObservations
 
 # Quasi-random nodes for densities of softmax; each is used with its reflection.
 SOFTMAX_DENSITY_NODES = 512
@@ -359,7 +360,9 @@ _MODELS: tuple[tuple[type[likelihoods.Likelihood], type[ObservationModel]], ...]
 
 
 def observation_model(likelihood: likelihoods.Likelihood) -> ObservationModel:
-    """Return the observation model of a GPyTorch likelihood."""
+    """Return the observation model of a GPyTorch likelihood, or of one for each target."""
+    if isinstance(likelihood, TargetLikelihoods):
+        return TargetObservations(likelihood, tuple(map(observation_model, likelihood.parts)))
     for kind, model in _MODELS:
         if isinstance(likelihood, kind):
             if kind is likelihoods.SoftmaxLikelihood or is_plain(likelihood, kind):
@@ -440,6 +443,9 @@ def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihoo
 
     GPyTorch stores its nodes in single precision, which limits bounds to seven digits.
     """
+    if isinstance(likelihood, TargetLikelihoods):
+        parts = [copy_likelihood(part) for part in likelihood.parts]
+        return TargetLikelihoods(parts, offset=likelihood.offset)
     _check_supported(likelihood)
     copied = copy_module(likelihood)
     if isinstance(copied, likelihoods._OneDimensionalLikelihood):
@@ -447,15 +453,6 @@ def copy_likelihood(likelihood: likelihoods.Likelihood) -> likelihoods.Likelihoo
         copied.quadrature.locations = torch.from_numpy(locations)
         copied.quadrature.weights = torch.from_numpy(weights)
     return copied
-
-
-def fill_with_observed(table: MaskedMatrix) -> Float[Tensor, "N P"]:
-    """Return the table with missing entries replaced by one of its observed values.
-
-    Likelihoods must be evaluated at possible targets, also where the result is masked afterwards.
-    """
-    observed = table.Y[table.observed]
-    return table.filled(observed[0].item() if len(observed) else 0.0)
 
 
 def _check_supported(likelihood: likelihoods.Likelihood) -> None:

@@ -20,13 +20,16 @@ points between them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf
+from operator import add
 from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from winnowgp.bounds.collapsed import (
     Moments,
@@ -37,12 +40,15 @@ from winnowgp.bounds.collapsed import (
     weight_correction,
 )
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments, weighted_products
-from winnowgp.bounds.row_blocks import JITTER, block_size
+from winnowgp.bounds.mixing import MixedTargets, mixed_moments
+from winnowgp.bounds.mixing_gradient import MixedChunks, mixed_two_pass
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, definite_cholesky
+from winnowgp.linalg import cholesky
 from winnowgp.models.base import SelectableModel, check_kernel
+from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.kernels import (
     KernelBlocks,
     copy_module,
@@ -50,8 +56,17 @@ from winnowgp.models.kernels import (
     kernel_blocks,
     prior_variance,
 )
+from winnowgp.models.likelihoods import copy_likelihood, observation_model
+from winnowgp.models.mixed_sites import (
+    MixedProfiledBound,
+    expected_targets,
+    infer_mixed_sites,
+    initial_sites,
+)
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
 from winnowgp.models.observations import gaussian_noise, target_noise
+from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.selection import SubsetObjective, SubsetStatistics
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar
@@ -87,8 +102,26 @@ class MultiOutputObjective(SubsetObjective):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class SiteObjective(SubsetObjective):
+    """The bound of any subset of all candidates with the q(u) that is optimal for it."""
+
+    model: "MultiOutputGP"
+    data: Dataset
+
+    @property
+    def K(self) -> int:
+        return self.model.K
+
+    def value(self, mask: Masks) -> Nats:
+        sizes = [len(Z) for Z in self.model.candidate_sets]
+        bounds = [self.model.prune(each.split(sizes)).fixed_bound(self.data) for each in mask]
+        return self.data.X.new_tensor(bounds)
+
+
+@final
 class MultiOutputGP(SelectableModel[Dataset]):
-    """P targets with Gaussian noise that are linear combinations of Q Gaussian processes.
+    """P targets that are linear combinations of Q Gaussian processes, with noise.
 
     q(u) is the optimal one of all processes jointly. Parameters are those of the kernels, the
     mixing matrix, the noise variances of the targets and the locations of the candidates. Without
@@ -99,7 +132,9 @@ class MultiOutputGP(SelectableModel[Dataset]):
         candidates: locations of the candidates of each process, `[K_q D]`; copied.
         mixing: initial mixing matrix W.
         learnt: which entries of W are learnt; all by default.
-        noise: initial noise variance of each target.
+        noise: initial noise variance of each target, if all noise is Gaussian.
+        likelihoods: otherwise a GPyTorch likelihood for each target; copied. Their latent functions
+            have offsets that are learnt, and the optimal q(u) is found by Gaussian sites.
 
     >>> from gpytorch.kernels import RBFKernel
     >>> X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
@@ -125,15 +160,19 @@ class MultiOutputGP(SelectableModel[Dataset]):
         *,
         mixing: Float[Tensor, "P Q"],
         learnt: Bool[Tensor, "_ _"] | None = None,
-        noise: Float[Tensor, " P"],
+        noise: Float[Tensor, " P"] | None = None,
+        likelihoods: Sequence[Likelihood] | None = None,
     ) -> None:
         super().__init__()
         P, Q = mixing.shape
-        if not len(kernels) == len(candidates) == Q or len(noise) != P:
+        if (noise is None) == (likelihoods is None):
+            raise InputError("pass `noise` for Gaussian noise, or `likelihoods`; not both.")
+        targets = len(noise if noise is not None else likelihoods or ())
+        if not len(kernels) == len(candidates) == Q or targets != P:
             raise InputError(
-                "`mixing` must have a row for each noise variance and a column for each kernel and "
-                f"set of candidates; got {[P, Q]} for {len(noise)} noise variances, {len(kernels)} "
-                f"kernels and {len(candidates)} sets of candidates."
+                "`mixing` must have a row for each target and a column for each kernel and set of "
+                f"candidates; got {[P, Q]} for {targets} noise variances or likelihoods, "
+                f"{len(kernels)} kernels and {len(candidates)} sets of candidates."
             )
         if learnt is not None and learnt.shape != mixing.shape:
             raise InputError(
@@ -145,7 +184,11 @@ class MultiOutputGP(SelectableModel[Dataset]):
         self.candidate_list = nn.ParameterList(
             nn.Parameter(points.detach().clone()) for points in candidates
         )
-        self.likelihood = gaussian_noise(noise.detach())
+        if noise is not None:
+            self.likelihood: Likelihood = gaussian_noise(noise.detach())
+        else:
+            parts = TargetLikelihoods(likelihoods or (), offset=mixing.new_zeros(P))
+            self.likelihood = copy_likelihood(parts).to(mixing)
         entries = torch.ones_like(mixing, dtype=torch.bool) if learnt is None else learnt
         self.register_buffer("mixing_learnt", entries.clone())
         self.register_buffer("initial_mixing", mixing.detach().clone())
@@ -187,40 +230,62 @@ class MultiOutputGP(SelectableModel[Dataset]):
         return self.initial_mixing.masked_scatter(self.mixing_learnt, self.raw_mixing)
 
     @property
+    def has_sites(self) -> bool:
+        """Whether the optimal q(u) is found by sites, since some noise is not Gaussian."""
+        return isinstance(self.likelihood, TargetLikelihoods)
+
+    @property
     def noise(self) -> Float[Tensor, " P"]:
-        """Noise variance of each target."""
+        """Noise variance of each target, if all noise is Gaussian."""
         return target_noise(self.likelihood)
 
     def check(self, data: Source) -> None:
         """Raise an `InputError` unless there are as many target columns, in memory."""
         if data.P != self.P:
             raise InputError(f"the model has {self.P} targets; the data have {data.P}.")
-        data.require_dataset("`MultiOutputGP`")
+        rows = data.require_dataset("`MultiOutputGP`")
+        if self.has_sites:
+            if rows.noise is not None:
+                raise InputError("known noise variances need Gaussian noise; leave them out.")
+            observation_model(self.likelihood).check_targets(rows.Y)
 
     def bound(self, data: Dataset, *, generator: torch.Generator | None = None) -> Scalar:
-        """Return the collapsed lower bound on log p(Y) with all candidates, in nats."""
+        """Return the lower bound on log p(Y) with all candidates and the optimal q(u), in nats."""
+        if self.has_sites:
+            return self.chunked_bound(data)()
         self.check(data)
         return moment_bound(self._moments(data, [cholesky(K).L for K in self._prior()]))
 
     def subset_objective(
         self, data: Dataset, *, generator: torch.Generator | None = None
-    ) -> MultiOutputObjective:
+    ) -> SubsetObjective:
         """Return the bound in nats as a function of the subset of all candidates that is used."""
         self.check(data)
+        if self.has_sites:
+            return SiteObjective(self, data)
         pairs = zip(self.kernels, self.candidate_sets, strict=True)
         blocks = tuple(kernel_blocks(kernel, Z, data.X) for kernel, Z in pairs)
         return MultiOutputObjective(blocks, self._targets(data))
 
     @torch.no_grad()
     def subset_statistics(self, data: Dataset) -> SubsetStatistics:
-        """Return statistics that score subsets of all candidates exactly; O(N K²) once."""
+        """Return statistics that score subsets of all candidates; O(N K²) once.
+
+        They are exact for Gaussian noise, and for all candidates; otherwise to first order, at the
+        sites of the optimal q(u) of all candidates.
+        """
         L, moments = self.moments(data)
         return subset_statistics(torch.block_diag(*L), moments)
 
     @torch.no_grad()
     def moments(self, data: Dataset) -> tuple[list[Tensor], Moments]:
-        """Return the Cholesky factor of each process, and the moments whitened with them."""
+        """Return the Cholesky factor of each process, and the moments whitened with them.
+
+        Other noise than Gaussian has the moments of its sites at the optimal q(u).
+        """
         self.check(data)
+        if self.has_sites:
+            return self._site_moments(data)
         L = [cholesky(K).L for K in self._prior()]
         return L, self._moments(data, L)
 
@@ -231,24 +296,49 @@ class MultiOutputGP(SelectableModel[Dataset]):
     def chunked_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the collapsed bound as a function of the current parameters.
 
-        Blocks of rows are evaluated again for the gradient, so that memory does not grow with N K.
-        The jitter is the 1e-8 of `bounds.row_blocks`, part of the objective.
+        The gradient is computed with the value, in two passes over blocks of rows
+        (`bounds.mixing_gradient`). Memory does not grow with N K. The jitter is the 1e-8 of
+        `bounds.row_blocks`, part of the objective.
         """
         self.check(data)
+        blocks = RowBlocks.of(data, points=self.K)
+
+        def chunks() -> tuple[MixedChunks, list[Tensor]]:
+            kernels, inputs = self._chunked_kernels(blocks)
+            return MixedChunks.for_gradients(kernels, blocks, combined=self._combined()), inputs
+
+        if isinstance(self.likelihood, TargetLikelihoods):
+            return MixedProfiledBound(
+                data,
+                likelihood=self.likelihood,
+                chunks=chunks,
+                mixing=lambda: self.mixing,
+                gain=TRAINING_GAIN,
+            )
+        plain = data.complete and data.weights is None and data.noise is None
 
         def value() -> Scalar:
-            L = []
-            for K in self._prior():
-                shift = JITTER * K.diagonal().mean() if len(K) else 0.0
-                L.append(definite_cholesky(K + shift * torch.eye(len(K)).to(K)))
-            return moment_bound(self._moments(data, L))
+            rows, inputs = chunks()
+            mixing, noise = self.mixing, self.noise
+            leaves = [each.detach().clone().requires_grad_() for each in (mixing, noise)]
+
+            def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
+                result = mixed_two_pass(
+                    rows,
+                    targets=lambda block: _mixed_targets(block, *leaves),
+                    parameters=leaves,
+                    shared=plain,
+                )
+                return result.value, (*result.targets, *(g for own in result.kernels for g in own))
+
+            return WithGradient.apply(evaluate, mixing, noise, *inputs)
 
         return value
 
     def dense_bound(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the exact log p(Y) as a function of the current parameters; O((N P)³).
 
-        The covariance of two observed targets is Σ_q W_pq W_p'q k_q(x, x').
+        The covariance of two observed targets is Σ_q W_pq W_p'q k_q(x, x'). For Gaussian noise.
         """
         self.check(data)
         rows, columns = (~torch.isnan(data.Y)).nonzero().unbind(1)
@@ -277,6 +367,8 @@ class MultiOutputGP(SelectableModel[Dataset]):
             data: the rows.
             max_rows: observed targets up to which it is exact; chosen for the device if None.
         """
+        if self.has_sites:
+            return Evidence(self.fixed_bound(data), inf, "none")
         limit = exact_rows(data.device) if max_rows is None else max_rows
         if int((~torch.isnan(data.Y)).sum()) <= limit:
             with torch.no_grad():
@@ -313,41 +405,57 @@ class MultiOutputGP(SelectableModel[Dataset]):
             L=L,
         )
 
+    def _combined(self) -> Bool[Tensor, "Q Q"]:
+        """Return which pairs of processes a target combines."""
+        used = (self.mixing_learnt | (self.initial_mixing != 0)).double()
+        return (used.mT @ used) > 0
+
+    def _chunked_kernels(self, blocks: RowBlocks) -> tuple[list[ChunkedKernel], list[Tensor]]:
+        """Return the kernel of each process in blocks of rows, and the inputs of all gradients."""
+        pairs = zip(self.kernels, self.candidate_sets, strict=True)
+        chunked = [chunked_kernel(*pair, blocks) for pair in pairs]
+        return [kernel for kernel, _ in chunked], [each for _, own in chunked for each in own]
+
+    def _site_moments(self, data: Dataset) -> tuple[list[Tensor], Moments]:
+        assert isinstance(self.likelihood, TargetLikelihoods)
+        blocks = RowBlocks.of(data, points=self.K)
+        kernels, _ = self._chunked_kernels(blocks)
+        chunks = MixedChunks.for_values(kernels, blocks, combined=self._combined())
+        inference = infer_mixed_sites(
+            chunks,
+            expected_targets(self.likelihood, data),
+            mixing=self.mixing.detach(),
+            start=initial_sites(self.likelihood, data),
+            gain=FINAL_GAIN * data.N * data.P,
+        )
+        # The constant makes the bound of all candidates the true one.
+        moments = inference.moments
+        constant = moments.constant + inference.bound - moment_bound(moments)
+        return list(chunks.L), replace(moments, constant=constant)
+
     def _prior(self) -> list[Float[Tensor, "_ _"]]:
         """Return K_uu of each process."""
         pairs = zip(self.kernels, self.candidate_sets, strict=True)
         return [covariance(kernel, Z, Z) for kernel, Z in pairs]
 
     def _targets(self, rows: Dataset) -> MixedTargets:
-        noise = self.noise[None] if rows.noise is None else self.noise + rows.noise
-        return MixedTargets.of(rows.Y, mixing=self.mixing, noise=noise, weights=rows.weights)
+        return _mixed_targets(rows, self.mixing, self.noise)
 
     def _moments(self, data: Dataset, L: list[Tensor]) -> Moments:
         """Return the moments of all rows, differentiable, in blocks of rows."""
 
-        # If all rows have the same A, it multiplies the sum of all products V Vᵀ.
-        plain = data.complete and data.weights is None and data.noise is None
-        shared = self._targets(data.part(slice(1))).A[0] if plain else None
-
         def moments_of(rows: Dataset) -> Moments:
             pairs = list(zip(self.kernels, self.candidate_sets, strict=True))
             kff = torch.stack([prior_variance(kernel, rows.X) for kernel, _ in pairs])
-            targets = self._targets(rows)
-            if shared is not None:
-                kff = shared.diagonal()[:, None] * kff
-                targets = replace(targets, A=torch.ones_like(targets.A))
             Kuf = [covariance(kernel, Z, rows.X) for kernel, Z in pairs]
-            return mixed_moments(L, Kuf, kff=kff, targets=targets)
+            return mixed_moments(L, Kuf, kff=kff, targets=self._targets(rows))
 
-        blocks = list(data.chunks(block_size(data.device, self.K, data.D)))
-        if len(blocks) == 1 or not torch.is_grad_enabled():
-            parts = map(moments_of, blocks)
-        else:
-            parts = (checkpoint(moments_of, rows, use_reentrant=False) for rows in blocks)
-        total = None
-        for part in parts:
-            total = part if total is None else total + part
-        assert total is not None
-        if shared is None:
-            return total
-        return replace(total, C=weighted_products(total.C, shared, [len(each) for each in L]))
+        blocks = data.chunks(block_size(data.device, self.K, data.D))
+        return reduce(add, map(moments_of, blocks))
+
+
+def _mixed_targets(
+    rows: Dataset | RowBlock, mixing: Float[Tensor, "P Q"], noise: Float[Tensor, " P"]
+) -> MixedTargets:
+    variances = noise[None] if rows.noise is None else noise + rows.noise
+    return MixedTargets.of(rows.Y, mixing=mixing, noise=variances, weights=rows.weights)

@@ -18,6 +18,7 @@ from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_low
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
 from winnowgp.models.observations import Prediction, target_noise
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.typing import Scalar
 
 # Rows predicted at once, as in `posterior`.
@@ -40,7 +41,8 @@ class MultiOutputPosterior(nn.Module):
         kernels: a kernel for each process; copied.
         Z: inducing points of each process, `[M_q D]`.
         mixing: W.
-        likelihood: a Gaussian likelihood with a noise variance for each target; copied.
+        likelihood: a Gaussian likelihood with a noise variance for each target, or a likelihood for
+            each, whose offsets are added to W f; copied.
         q_mean: m.
         q_factor: F.
         L: Cholesky factors of the processes, if they are known, such as those of a saved posterior.
@@ -62,9 +64,10 @@ class MultiOutputPosterior(nn.Module):
         L: Sequence[Float[Tensor, "_ _"]] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(likelihood, GaussianLikelihood):
+        if not isinstance(likelihood, GaussianLikelihood | TargetLikelihoods):
             raise InputError(
-                f"`likelihood` must be a GaussianLikelihood; got {type(likelihood).__name__}."
+                "`likelihood` must be a GaussianLikelihood or TargetLikelihoods; got "
+                f"{type(likelihood).__name__}."
             )
         self._kernels = nn.ModuleList(copy_module(k).requires_grad_(False) for k in kernels)
         self.likelihood = copy_module(likelihood).requires_grad_(False)
@@ -116,6 +119,14 @@ class MultiOutputPosterior(nn.Module):
         """Number of processes."""
         return self.mixing.shape[1]
 
+    @property
+    def offset(self) -> Float[Tensor, " P"]:
+        """Offset of the latent function of each target; zero if all noise is Gaussian."""
+        likelihood = self.likelihood
+        if isinstance(likelihood, TargetLikelihoods):
+            return likelihood.offset.detach()
+        return self.mixing.new_zeros(self.P)
+
     def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
         """Return the mean of each row and target."""
         return self.predict(X).mean
@@ -134,15 +145,15 @@ class MultiOutputPosterior(nn.Module):
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         means, covariances = self.processes(X)
-        mean = means @ self.mixing.mT
+        mean = self.offset + means @ self.mixing.mT
         variance = torch.einsum("pq,nqs,ps->np", self.mixing, covariances, self.mixing)
         # Non-negative up to rounding.
         variance = variance.clamp_min(0)
         if noise is not None:
             variance = variance + noise
-        if observed:
-            variance = variance + self.likelihood.noise
-        return Prediction(mean, variance)
+        if not observed:
+            return Prediction(mean, variance)
+        return observation_model(self.likelihood).predict(mean, variance)
 
     def processes(
         self, X: Float[Tensor, "N D"]
@@ -167,6 +178,8 @@ class MultiOutputPosterior(nn.Module):
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         self._check(X)
+        if observed:
+            self.require_gaussian("covariances of observations", "Pass `observed=False`.")
         V = self._whitened(X)
         left = [covariance(k, X, X) - v.mT @ v for k, v in zip(self.kernels, V, strict=True)]
         explained = [v.mT @ F for v, (_, F) in zip(V, self._q(), strict=True)]
@@ -175,7 +188,7 @@ class MultiOutputPosterior(nn.Module):
         total = total + G @ G.mT
         if observed:
             known = X.new_zeros(len(X), self.P) if noise is None else noise
-            total = total + torch.diag_embed((self.likelihood.noise + known).mT)
+            total = total + torch.diag_embed((target_noise(self.likelihood) + known).mT)
         return total
 
     def sample(
@@ -203,9 +216,10 @@ class MultiOutputPosterior(nn.Module):
             jitter = 1e-8 * K.diagonal().mean() * torch.eye(len(X)).to(K)
             L = cholesky(K - V.mT @ V + jitter).L
             functions.append(own @ V + normal(n, len(X)) @ L.mT)
-        samples = torch.stack(functions, 2) @ self.mixing.mT
+        samples = self.offset + torch.stack(functions, 2) @ self.mixing.mT
         if observed:
-            samples = samples + self.likelihood.noise.sqrt() * normal(*samples.shape)
+            self.require_gaussian("samples of observations", "Pass `observed=False`.")
+            samples = samples + target_noise(self.likelihood).sqrt() * normal(*samples.shape)
         return samples
 
     def log_density(
@@ -222,7 +236,8 @@ class MultiOutputPosterior(nn.Module):
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         latent, missing = self.predict(X, noise=noise), torch.isnan(Y)
-        filled = torch.where(missing, 0.0, Y)
+        gaussian = isinstance(self.likelihood, GaussianLikelihood)
+        filled = torch.where(missing, 0.0, Y) if gaussian else Y
         model = observation_model(self.likelihood)
         nats = model.log_density(filled, latent.mean, latent.variance)
         return torch.where(missing, torch.nan, nats)
@@ -283,6 +298,7 @@ class MultiOutputPosterior(nn.Module):
     def _observed(self, data: Dataset) -> tuple[Moments, Tensor, Tensor]:
         """Return the moments of more rows, R and F' of `condition_on`."""
         self._check(data.X)
+        self.require_gaussian("conditioning on new rows", "Fit all rows together.")
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
         learnt = target_noise(self.likelihood)[None]
@@ -321,6 +337,16 @@ class MultiOutputPosterior(nn.Module):
         """Return m_q and F_q of each process."""
         sizes = list(self.sizes)
         return list(zip(self.q_mean.split(sizes), self.q_factor.split(sizes), strict=True))
+
+    def require_gaussian(self, what: str, hint: str) -> None:
+        """Raise an error unless all noise is Gaussian.
+
+        Args:
+            what: what needs it.
+            hint: what to do instead.
+        """
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            raise InputError(f"{what} need Gaussian noise of all targets. {hint}")
 
     def _check(self, X: Tensor) -> None:
         D = self._points[0].shape[1]

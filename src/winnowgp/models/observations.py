@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
+from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
 from winnowgp.models import quantiles as inversion
@@ -254,6 +255,15 @@ def is_user_defined(likelihood: Likelihood, method: str) -> bool:
     """Return whether a method is defined outside GPyTorch."""
     owner = next(kind for kind in type(likelihood).__mro__ if method in vars(kind))
     return not owner.__module__.startswith("gpytorch.")
+
+
+def fill_with_observed(table: MaskedMatrix) -> Float[Tensor, "N P"]:
+    """Return the table with missing entries replaced by one of its observed values.
+
+    Likelihoods must be evaluated at possible targets, also where the result is masked afterwards.
+    """
+    observed = table.Y[table.observed]
+    return table.filled(observed[0].item() if len(observed) else 0.0)
 
 
 def gaussian_noise(

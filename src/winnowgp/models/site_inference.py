@@ -18,12 +18,12 @@ preconditioned with B need a few products; without the coupling a step covers a 
 in some directions. Every vector x that occurs is V a of some a, which is stored along with it:
 B⁻¹ V a = V (a − W Vᵀ B⁻¹ V a).
 
-`backtrack` and `gauss_newton_precisions` serve deep models and the GPyTorch integration as well.
+`gauss_newton_precisions` serves deep models and the GPyTorch integration as well.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -33,21 +33,17 @@ from winnowgp.bounds.row_blocks import WhitenedChunk, WhitenedChunks
 from winnowgp.bounds.sites import Sites, SiteSums, site_sums
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det
-
-ExpectedLogProb: TypeAlias = Callable[[slice, Tensor, Tensor], Tensor]
-
-"""A function from rows, means and variances `[B P]` of their centred latents to nats."""
+from winnowgp.models.site_updates import (
+    ExpectedLogProb,
+    SiteProblem,
+    alternate,
+    site_derivatives,
+)
 
 Coupling: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 
 """A function from means and variances `[N P]` to −∂²E/∂μ∂μᵀ, `[N P P]`; None if diagonal."""
 
-_Result = TypeVar("_Result")
-
-# Shortest step that backtracking tries.
-_SHORTEST = 1e-4
-# Newton steps of the means at most between two updates of the precisions.
-_MEAN_STEPS = 6
 # Conjugate-gradient products at most, and the relative norm of the residual at which they end.
 _PRODUCTS, _PRECISE = 50, 0.1
 
@@ -107,54 +103,8 @@ def infer_sites(
         start: sites to start from, such as those of nearby parameters.
         gain: nats that the last change of the precisions may gain.
     """
-    current = _initialise(chunks, expected, P, start)
-    rate, gained = 1.0, 0.0
-    for _ in range(max_rounds):
-        # Rounding of the bound hides smaller gains.
-        least = max(gain, 4 * torch.finfo(chunks.L.dtype).eps * abs(current.bound))
-        enough, before = max(least, 0.1 * gained), current.bound
-        current = _update_means(chunks, expected, current, coupling, gain=least, enough=enough)
-        updated, rate = _update_precisions(chunks, expected, current, rate, gain=least)
-        if updated is not None:
-            gained, current = updated.bound - current.bound, updated
-            if gained < least:
-                return replace(current, converged=True)
-        elif current.bound - before < least:
-            return replace(current, converged=True)
-        else:
-            # The means have moved: the step length that the precisions needed no longer applies.
-            rate, gained = 1.0, 0.0
-    return current
-
-
-def backtrack(
-    attempt: Callable[[float], _Result],
-    *,
-    accept: Callable[[_Result], bool],
-    rate: float = 1.0,
-    shortest: float = _SHORTEST,
-) -> tuple[_Result | None, float]:
-    """Halve a step until its result is accepted.
-
-    Args:
-        attempt: from a step length to a result; may raise `NotPositiveDefiniteError`, which rejects
-            the step.
-        accept: whether to stop at a result.
-        rate: first step length.
-        shortest: last step length, at least.
-
-    Returns: the accepted result, or None, and the last step length.
-    """
-    while rate >= shortest:
-        try:
-            result = attempt(rate)
-        except NotPositiveDefiniteError:
-            pass
-        else:
-            if accept(result):
-                return result, rate
-        rate *= 0.5
-    return None, rate
+    problem = _SeparateFunctions(chunks, expected, coupling)
+    return alternate(problem, _initialise(problem, P, start), gain=gain, max_rounds=max_rounds)
 
 
 @torch.enable_grad()
@@ -247,93 +197,49 @@ def mean_step(
     return step
 
 
-def _update_means(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    at: SiteInference,
-    coupling: Coupling | None,
-    *,
-    gain: float,
-    enough: float,
-) -> SiteInference:
-    """Take Newton steps of the means at fixed precisions, until one gains less than `enough`."""
-    for _ in range(_MEAN_STEPS):
+@final
+@dataclass(frozen=True, slots=True)
+class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
+    """Latent functions with a B_p each, which a likelihood may couple."""
+
+    chunks: WhitenedChunks
+    expected: ExpectedLogProb
+    coupling: Coupling | None
+
+    def evaluate(self, sites: Sites) -> SiteInference:
+        return _evaluate(self.chunks, self.expected, sites)
+
+    def mean_step(self, at: SiteInference) -> tuple[MeanStep, float]:
         lifted = at.lift - at.q_mean
         step = mean_step(
-            chunks,
+            self.chunks,
             roots=at.sums.roots,
             precision=at.sites.precision,
             residual=at.slope() - at.alpha(),
             lifted=lifted,
-            coupling=None if coupling is None else coupling(at.mean, at.variance),
+            coupling=None if self.coupling is None else self.coupling(at.mean, at.variance),
         )
-        # A quadratic gains half of the slope along Newton's step.
-        if 0.5 * (lifted * step.q_mean).sum().item() < 0.3 * gain:
-            break
-        before = at.bound
-        moved, _ = backtrack(
-            lambda rate, at=at, step=step: _move_means(chunks, expected, at, step, rate),
-            accept=lambda result, before=before: result.bound > before,
-        )
-        if moved is None:
-            break
-        gained, at = moved.bound - before, moved
-        if gained < enough:
-            break
-    return at
+        return step, (lifted * step.q_mean).sum().item()
+
+    def move_means(self, at: SiteInference, step: MeanStep, rate: float) -> SiteInference:
+        return _move_means(self.chunks, self.expected, at, step, rate)
+
+    def converged(self, state: SiteInference) -> SiteInference:
+        return replace(state, converged=True)
 
 
-def _update_precisions(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    at: SiteInference,
-    rate: float,
-    *,
-    gain: float,
-) -> tuple[SiteInference | None, float]:
-    """Move the precisions towards the implied ones at fixed means; None if nothing is gained.
-
-    Unlike `backtrack` this extrapolates the next step length from the change that remains.
-
-    Returns: the result, and the step length to try next time.
-    """
-    change = at.implied.precision - at.sites.precision
-    while rate >= _SHORTEST:
-        precision = at.sites.precision + rate * change
-        try:
-            moved = _evaluate(chunks, expected, Sites(at.alpha() + precision * at.mean, precision))
-        except NotPositiveDefiniteError:
-            rate *= 0.5
-            continue
-        remaining = moved.implied.precision - moved.sites.precision
-        # Along the step the change that remains falls from 1 to `share`: it would vanish at
-        # rate / (1 − share) (Irons and Tuck 1969). A precision w changes log σ² by about σ² dw.
-        weight = change * at.variance.square()
-        share = ((weight * remaining).sum() / (weight * change).sum()).item()
-        best = min(1.0, rate / min(1 - share, 10)) if share < 1 else 1.0
-        # Near the optimum the bound is flat, and the change that remains is more informative.
-        if moved.bound > at.bound or (moved.bound > at.bound - 0.1 * gain and abs(share) < 0.5):
-            return moved, best
-        if moved.bound > at.bound - 0.1 * gain:
-            break
-        rate = min(0.5 * rate, best)
-    return None, rate
-
-
-def _initialise(
-    chunks: WhitenedChunks, expected: ExpectedLogProb, P: int, start: Sites | None
-) -> SiteInference:
+def _initialise(problem: _SeparateFunctions, P: int, start: Sites | None) -> SiteInference:
     """Evaluate the given sites, those of one sweep, or flat ones: the first that have a q(u)."""
     if start is not None:
         try:
-            return _evaluate(chunks, expected, start)
+            return problem.evaluate(start)
         except NotPositiveDefiniteError:
             pass
     try:
-        return _evaluate(chunks, expected, _sweep(chunks, expected, P))
+        return problem.evaluate(_sweep(problem.chunks, problem.expected, P))
     except NotPositiveDefiniteError:
-        flat = chunks.L.new_zeros(chunks.N, P)
-        return _evaluate(chunks, expected, Sites(flat, flat))
+        flat = problem.chunks.L.new_zeros(problem.chunks.N, P)
+        return problem.evaluate(Sites(flat, flat))
 
 
 def _sweep(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
@@ -351,7 +257,7 @@ def _sweep(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
         sums = SiteSums(definite_cholesky(B), D, D.new_zeros(P))
         variance = sums.variance(chunk, sums.inverse(rows.stop - rows.start))
         mean = chunk.V.mT @ _solve_each(sums.roots, D)
-        _, slope, curvature = _derivatives(expected, rows, mean, variance)
+        _, slope, curvature = site_derivatives(expected, rows, mean, variance)
         precision = (-2 * curvature).clamp_min(0)
         sites.precision[rows], sites.linear[rows] = precision, slope + precision * mean
         for p in range(P):
@@ -410,7 +316,7 @@ def _with_likelihood(
     for chunk in chunks:
         rows = chunk.rows
         m, v = marginal(chunk)
-        total, slope, curvature = _derivatives(expected, rows, m, v)
+        total, slope, curvature = site_derivatives(expected, rows, m, v)
         nats += total
         mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
         linear[rows] = slope + precision[rows] * m
@@ -424,20 +330,6 @@ def _with_likelihood(
     return SiteInference(
         sites, sums, q_mean, mean, variance, implied, lift, bound=(nats - kl).item()
     )
-
-
-def _derivatives(
-    expected: ExpectedLogProb, rows: slice, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Σ_i E_i with ∂E_i/∂μ_i and ∂E_i/∂σ_i²."""
-    if not torch.isfinite(mean.sum() + variance.sum()):
-        # Likelihoods would raise errors of their own, which backtracking does not catch.
-        raise NotPositiveDefiniteError("q(f) is not finite at some rows")
-    with torch.enable_grad():
-        at = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-        nats = expected(rows, *at).sum()
-        slope, curvature = torch.autograd.grad(nats, at)
-    return nats.detach(), slope, curvature
 
 
 def _solve_each(roots: Float[Tensor, "P M M"], D: Float[Tensor, "M P"]) -> Float[Tensor, "M P"]:

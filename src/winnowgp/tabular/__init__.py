@@ -15,14 +15,17 @@ from winnowgp.tabular.fitting import fit_table
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.outputs import (
     MultiOutputTable,
+    OutputsUpdate,
     cross_validate_outputs,
     fit_outputs_table,
+    update_outputs_table,
 )
 from winnowgp.tabular.updates import TableUpdate, update_table
 
 __all__ = [
     "CrossValidation",
     "MultiOutputTable",
+    "OutputsUpdate",
     "PairedDifference",
     "TableUpdate",
     "TabularModel",
@@ -37,5 +40,6 @@ __all__ = [
     "fit_outputs_table",
     "fit_table",
     "permutation_importance",
+    "update_outputs_table",
     "update_table",
 ]

@@ -11,13 +11,24 @@ import numpy as np
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepEstimator
+from winnowgp.estimators.fidelity import MultiFidelityGPRegressor
+from winnowgp.estimators.processes import ProcessEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
-from winnowgp.io.program import Program, add_latents, add_observation
-from winnowgp.models import MixturePosterior
+from winnowgp.io.program import (
+    Program,
+    add_latents,
+    add_observation,
+    add_processes,
+    add_targets,
+)
+from winnowgp.models import MixturePosterior, MultiOutputPosterior, TargetLikelihoods
 from winnowgp.tabular.model import TabularModel
+from winnowgp.tabular.outputs import MultiOutputTable
 
-Exportable = TabularModel | SparseGPRegressor | SparseGPClassifier
+Exportable = (
+    TabularModel | MultiOutputTable | SparseGPRegressor | SparseGPClassifier | ProcessEstimator
+)
 
 
 def export_onnx(model: Exportable, path: str | os.PathLike[str]) -> Path:
@@ -28,10 +39,11 @@ def export_onnx(model: Exportable, path: str | os.PathLike[str]) -> Path:
     dates (in days since 1970) are doubles, NaN where missing; categories are strings without
     surrounding blanks, "" where missing. The outputs are `mean` and `variance` of a new
     observation, which has the learnt noise (add known noise of its own to the variance), or the
-    `probabilities` of the classes that the metadata property `classes` lists.
+    `probabilities` of the classes that the metadata property `classes` lists. Those of several
+    targets have a column for each, in the order of the metadata property `targets`.
 
     Args:
-        model: a fitted estimator or `TabularModel`.
+        model: a fitted estimator, `TabularModel` or `MultiOutputTable`.
         path: the file to write.
 
     Raises:
@@ -48,7 +60,7 @@ def export_numpy(model: Exportable, path: str | os.PathLike[str]) -> Path:
     be of any type that a table may have; `predict` reads them as winnowgp does.
 
     Args:
-        model: a fitted estimator or `TabularModel`.
+        model: a fitted estimator, `TabularModel` or `MultiOutputTable`.
         path: the file to write.
 
     Raises:
@@ -63,6 +75,9 @@ def predictor_program(model: Exportable) -> Program:
     if isinstance(model, TabularModel):
         X, estimator = _encoded(program, model), model.estimator
         program.metadata["target"] = model.target
+    elif isinstance(model, MultiOutputTable):
+        X, estimator = _encoded(program, model), model.estimator
+        program.metadata["targets"] = json.dumps(model.targets)
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
@@ -70,12 +85,19 @@ def predictor_program(model: Exportable) -> Program:
         raise NotSaveableError(
             "a deep GP cannot be exported; save it with `save`, or export a model of one layer."
         )
+    if isinstance(estimator, MultiFidelityGPRegressor):
+        raise NotSaveableError(
+            "several fidelities cannot be exported; save the model with `save` and load it where "
+            "winnowgp is installed."
+        )
     posterior = estimator.posterior_
     if isinstance(estimator, SparseGPRegressor):
         posterior = estimator._constant_noise_posterior("exported predictions")
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
+    if isinstance(estimator, ProcessEstimator):
+        return _with_outputs(program, estimator, *_mixtures(program, estimator.posterior_, inputs))
     if isinstance(posterior, MixturePosterior):
         members, weights = posterior.members, posterior.member_weights.tolist()
     else:
@@ -95,11 +117,28 @@ def predictor_program(model: Exportable) -> Program:
             "a Poisson likelihood is exported for one target only; "
             f"got {estimator.posterior_.P} targets. Fit one model per target."
         )
+    return _with_outputs(program, estimator, mean, variance)
+
+
+def _mixtures(program: Program, posterior: MultiOutputPosterior, inputs: str) -> tuple[str, str]:
+    """Add mean and variance of observations of several targets, standardised."""
+    latents, likelihood = add_processes(program, posterior, inputs), posterior.likelihood
+    if isinstance(likelihood, TargetLikelihoods):
+        return add_targets(program, likelihood, *latents)
+    mean, variance = add_observation(program, likelihood, *latents)
+    assert variance is not None
+    return mean, variance
+
+
+def _with_outputs(
+    program: Program, estimator: SparseGPRegressor | ProcessEstimator, mean: str, variance: str
+) -> Program:
+    """Return the program with mean and variance in the units of the targets as outputs."""
     targets = estimator._y_scaler.columns
     scale, shift = targets.scale.numpy(), targets.shift.numpy()
     mean = program.apply("Add", program.scaled(mean, scale), program.constant(shift))
     variance = program.apply("Mul", variance, program.constant(np.square(scale)))
-    if estimator.log_target:
+    if estimator._takes_logarithm():
         mean, variance = _log_normal(program, mean, variance)
     width = None if estimator._y_scaler.single else estimator.posterior_.P
     if width is None:
@@ -139,7 +178,7 @@ def _log_normal(program: Program, mean: str, variance: str) -> tuple[str, str]:
     return level, program.apply("Mul", program.apply("Mul", level, level), spread)
 
 
-def _encoded(program: Program, model: TabularModel) -> str:
+def _encoded(program: Program, model: TabularModel | MultiOutputTable) -> str:
     """Add the features `[N D]` of a table's columns, with missing values imputed."""
     features = []
     for column in model.encoder.columns:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
@@ -175,6 +176,86 @@ def fit_outputs_table(
     return MultiOutputTable(encoder, estimator, names, id_column, quality, settings or {})
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class OutputsUpdate:
+    """A model of several targets after more rows, and what they changed."""
+
+    model: MultiOutputTable
+    rows: int
+    """New rows that the model has learnt from."""
+    held_out: int
+    """Those of them that were held out first, to compare the model before and after."""
+    points_before: tuple[int, ...]
+    density_before: float | None
+    """Mean log density of held-out targets under the model before; None without such rows."""
+    density: float | None
+    """The same under a model that was updated by the other new rows."""
+
+
+def update_outputs_table(
+    model: MultiOutputTable,
+    table: TableLike,
+    *,
+    test_size: float = 0.2,
+    split_by: str | None = None,
+    decimal: str = "auto",
+    seed: int = 0,
+    settings: dict[str, str] | None = None,
+) -> OutputsUpdate:
+    """Return a model of several targets that has learnt from more rows (`partial_fit`).
+
+    Columns are encoded as in the fit; rows without any target are left out. Rows are held out for a
+    comparison: the model is updated without them and predicts them. The model that is returned has
+    learnt all rows, and its `quality` is that of the comparison.
+
+    Args:
+        model: the model; it stays as it is.
+        table: more rows, with the targets.
+        settings: settings to replace or add.
+
+    The other arguments are those of `fit_outputs_table`.
+
+    Raises:
+        InputError: columns are missing or have unknown categories, or the noise is not Gaussian.
+    """
+    rows = DataTable.of(table)
+    rows.require_columns(model.targets, argument="the targets of the model")
+    model.encoder.require_columns(rows)
+    for name, unseen in model.encoder.unseen(rows).items():
+        examples = ", ".join(repr(value[:30]) for value in sorted(unseen)[:5])
+        raise InputError(
+            f"column {name!r} has categories that the model does not know: {examples}. Correct "
+            "them, leave such rows out, or fit a new model to all rows."
+        )
+    rows, Y = _observed_targets(rows, model.targets, decimal=decimal)
+    if not rows.N:
+        raise InputError("the table must have at least one row with a target; got none.")
+    X = model.encoder.encode(rows)
+    train, test = np.arange(rows.N), np.arange(0)
+    if test_size:
+        train, test = held_out_split(rows, test_size, split_by=split_by, seed=seed)
+
+    def updated(part: np.ndarray[Any, Any]) -> MultiOutputGPRegressor:
+        return copy(model.estimator).partial_fit(X[part], Y[part])
+
+    density = density_before = None
+    quality = model.quality
+    if len(test):
+        compared = updated(train)
+        quality = _quality(compared, model.targets, X[test], Y[test])
+        density_before, density = (
+            float(np.nanmean(each.log_density(X[test], Y[test])))
+            for each in (model.estimator, compared)
+        )
+    estimator = updated(np.arange(rows.N))
+    changed = replace(
+        model, estimator=estimator, quality=quality, settings={**model.settings, **(settings or {})}
+    )
+    before = model.estimator.n_inducing_
+    return OutputsUpdate(changed, rows.N, len(test), before, density_before, density)
+
+
 def cross_validate_outputs(
     table: TableLike,
     targets: Sequence[str],
@@ -193,6 +274,11 @@ def cross_validate_outputs(
         split_by: as in `cross_validate_table`.
         options: further arguments of `fit_outputs_table`.
     """
+    if options.get("checkpoint") is not None:
+        raise InputError(
+            "`checkpoint` is for one fit, and a cross-validation has several; leave it out, or fit "
+            "with `fit_outputs_table`."
+        )
     table, names = DataTable.of(table), list(targets)
     table.require_columns(names, argument="`targets`")
     # First, so that an error about a cell gives its row in the whole table.

@@ -14,7 +14,9 @@ from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import BoxKernel, MultiOutputGP, greedy_variance
 from winnowgp.models.kernels import copy_module
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import log_prior
+from winnowgp.models.target_likelihoods import TargetLikelihoods, TargetObservations
 from winnowgp.selection import Frontier, Selection, SizeFrontier, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget
@@ -39,6 +41,8 @@ _SHRINK = 0.75
 # Fewest iterations of a run that the budget limits, and the share of the remaining work that a run
 # may take.
 _LEAST, _SHARE = 10, 0.5
+# Share of the work that steps of the inclusion probabilities may take, as in `fast_sparse`.
+_INCLUSION = 0.001
 # Points are moved if they have fewer coordinates than this many per row, as in `fast_sparse`.
 _MOVED = 0.5
 
@@ -106,13 +110,14 @@ def fit_multi_output(
     current, elbo = steps.optimise(fits[best][0], rows, stop=stop)
     frontiers.append(Frontier(*_one_size(current.K, elbo, rows), N=steps.count))
     pool = steps.with_fresh(current, max(32, current.K // 4))
+    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(current.K, 1)))
     selection = learn_inclusion(
         pool.subset_statistics(rows),
         steps.frontier(pool),
         steps.own(current, pool),
         goal=steps.limited(goal, reference),
         generator=context.generator,
-        max_steps=inclusion_steps,
+        max_steps=max(1, min(inclusion_steps, affordable)),
     )
     sizes = [len(Z) for Z in pool.candidate_sets]
     return FitResult(
@@ -169,7 +174,20 @@ class _Steps:
         return self.data if count >= self.data.N else self.data.part(self.order[:count])
 
     def best_start(self) -> MultiOutputGP:
-        """Return the hyper-parameters of the best of several starts, by successive halving."""
+        """Return the hyper-parameters of the best of several starts, by successive halving.
+
+        They are compared on the CPU: steps on few rows take longer to launch on a GPU than to run.
+        """
+        cpu = torch.device("cpu")
+        if self.data.device != cpu:
+            few = replace(
+                self,
+                model=copy_module(self.model).to(cpu),
+                data=self.part(_START_ROWS).to(cpu),
+                order=self.order.cpu(),
+                sources=tuple(source.cpu() for source in self.sources),
+            )
+            return few.best_start().to(self.data.device)
         part, iterations = self.part(_START_ROWS), _START
         starts = starting_points(self.model, part)
         results = [(start, -inf) for start in starts]
@@ -198,7 +216,7 @@ class _Steps:
         The objective is the exact evidence of few targets, else the bound with a fixed pool of K
         candidates; priors of hyper-parameters are included.
         """
-        dense = int((~torch.isnan(rows.Y)).sum()) <= _DENSE
+        dense = not model.has_sites and int((~torch.isnan(rows.Y)).sum()) <= _DENSE
         pool = self.pool(model, 0 if dense else K)
         for Z in pool.candidate_sets:
             Z.requires_grad_(False)
@@ -261,8 +279,11 @@ class _Steps:
         parts = zip(model.kernels, model.candidate_sets, self.sources, counts, strict=True)
         for kernel, Z, source, count in parts:
             own = Z.detach()
-            indices = greedy_variance(kernel, source, count, given=own)
-            candidates.append(torch.cat([own, source[indices]]))
+            # On the CPU: every row that is selected would wait for a GPU.
+            indices = greedy_variance(
+                copy_module(kernel).cpu(), source.cpu(), count, given=own.cpu()
+            )
+            candidates.append(torch.cat([own, source[indices.to(source.device)]]))
         return model.with_candidates(candidates)
 
     def own(self, model: MultiOutputGP, pool: MultiOutputGP) -> Bool[Tensor, " K"]:
@@ -280,10 +301,24 @@ class _Steps:
         """Return the goal for data on which the largest model gains little."""
         if not isinstance(goal, Tolerance):
             return goal
-        seen = self.data.weighted((~torch.isnan(self.data.Y)).to(self.data.Y)).sum(0)
-        level = (2 * pi * self.data.mean_square().clamp_min(1e-300)).log() + 1
-        constant = -0.5 * float((seen * level).sum())
-        return goal.within(reference - constant, N=self.count)
+        return goal.within(reference - self._constant(), N=self.count)
+
+    @torch.no_grad()
+    def _constant(self) -> float:
+        """Return the log-likelihood of the best constant of each target, in nats."""
+        data, model = self.data, observation_model(self.model.likelihood)
+        if not isinstance(model, TargetObservations):
+            seen = data.weighted((~torch.isnan(data.Y)).to(data.Y)).sum(0)
+            level = (2 * pi * data.mean_square().clamp_min(1e-300)).log() + 1
+            return -0.5 * float((seen * level).sum())
+        total = 0.0
+        for p, part in enumerate(model.parts):
+            rows = data.part((~torch.isnan(data.Y[:, p])).nonzero().flatten())
+            own = replace(rows, Y=rows.Y[:, p : p + 1])
+            level = initialization.best_level(part.likelihood, own).expand(own.Y.shape)
+            nats = part.expected_log_prob(own.Y, level, torch.zeros_like(level))
+            total += float(own.weighted(nats).sum())
+        return total
 
     def optimise(
         self, model: MultiOutputGP, rows: Dataset, *, stop: Stop
@@ -306,7 +341,9 @@ class _Steps:
 
     def cost(self, rows: Dataset, K: int) -> float:
         """Return the operations of the bound with K candidates and its gradient."""
-        return 9.0 * rows.N * K**2 + 4.0 * K**3
+        # Sites take about three updates of q(u) with two passes each.
+        updates = 4.0 if self.model.has_sites else 1.0
+        return updates * (5.0 * rows.N * K**2 + 4.0 * K**3)
 
     def _maximise(
         self, model: MultiOutputGP, rows: Dataset, objective: Callable[[], Scalar], stop: Stop
@@ -340,6 +377,7 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
     the next.
     """
     learnt = bool(model.mixing_learnt.all()) and model.P > 1
+    model, data = _with_offsets(model, data)
     starts = [] if learnt else [model]
     variance = data.mean_square().clamp_min(1e-12)
     # Widths of boxes have no lengthscales.
@@ -363,12 +401,38 @@ def starting_points(model: MultiOutputGP, data: Dataset) -> list[MultiOutputGP]:
         for (part, decayed), ratio in zip(parts, ratios, strict=True):
             lengthscale = factor * decayed * ratio * initialization.column_spread(part, data)
             initialization.set_within(part, "lengthscale", lengthscale)
-        initialization.set_noise(start.likelihood, (noise * variance).clamp_min(1e-5))
+        _set_noise(start, (noise * variance).clamp_min(1e-5))
         if learnt:
             with torch.no_grad():
                 start.raw_mixing.copy_(principal_mixing(data, model.Q).flatten())
         starts.append(start)
     return starts
+
+
+def _with_offsets(model: MultiOutputGP, data: Dataset) -> tuple[MultiOutputGP, Dataset]:
+    """Return the model with initial offsets, and rough values of the latent functions as targets.
+
+    Models of Gaussian noise have no offsets, and are returned as they are.
+    """
+    observations = observation_model(model.likelihood)
+    if not isinstance(observations, TargetObservations):
+        return model, data
+    latent = observations.initial_latent(data.Y)
+    offset = latent.nanmean(0)
+    moved = copy_module(model)
+    assert isinstance(moved.likelihood, TargetLikelihoods)
+    with torch.no_grad():
+        moved.likelihood.offset.copy_(offset)
+    return moved, replace(data, Y=latent - offset)
+
+
+def _set_noise(model: MultiOutputGP, noise: Tensor) -> None:
+    """Set the noise variance of each target that has one."""
+    if not isinstance(model.likelihood, TargetLikelihoods):
+        initialization.set_noise(model.likelihood, noise)
+        return
+    for part, variance in zip(model.likelihood.parts, noise, strict=True):
+        initialization.set_noise(part, variance)
 
 
 def _without_widths(model: MultiOutputGP, data: Dataset) -> Dataset:

@@ -6,6 +6,7 @@
 """
 
 from winnowgp.integrations.gpytorch.conversion import ConvertedGP, to_gpytorch
+from winnowgp.integrations.gpytorch.processes import WinnowedProcesses, winnow_processes
 from winnowgp.integrations.gpytorch.selection import (
     PrunedObjective,
     Winnowed,
@@ -19,9 +20,11 @@ __all__ = [
     "ConvertedGP",
     "PrunedObjective",
     "Winnowed",
+    "WinnowedProcesses",
     "WinnowedSet",
     "subset_objective",
     "to_gpytorch",
     "update_winnowed",
     "winnow",
+    "winnow_processes",
 ]

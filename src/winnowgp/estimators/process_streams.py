@@ -1,0 +1,82 @@
+"""Regressors of several processes that learn from rows in batches: `partial_fit`."""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from winnowgp.data import Dataset
+from winnowgp.errors import InputError
+from winnowgp.estimators.processes import ProcessEstimator
+from winnowgp.models import MultiOutputPosterior, greedy_variance
+from winnowgp.models.process_stream import ProcessStream
+from winnowgp.selection import elimination_frontier
+from winnowgp.training import MaxPoints, Tolerance
+
+# Fresh candidates of a process: at least so many, and as many as it has points.
+_FRESH = 32
+# Rows of a batch at most; more are several batches.
+_ROWS = 4096
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StreamedProcesses(ProcessEstimator, ABC):
+    """The base class of regressors of several processes that can be updated by more rows."""
+
+    def partial_fit(self, X: Any, y: Any, *, noise_variance: Any = None) -> Self:
+        """Learn from more rows; the first call is a `fit`.
+
+        Earlier rows are not needed. Inducing points of each process are added where the rows need
+        them, and dropped where they are no longer needed: both are priced in nats by the streaming
+        bound (Bui et al. 2017), and `tolerance` is per target of the new rows. Hyper-parameters,
+        mixing, noise and scaling stay those of the first call, and so do attributes such as
+        `elbo_`, `frontier_` and `candidates_`. For Gaussian noise. O(M² N + M³) for N rows and the
+        M inducing points of all processes.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`; some of several may be missing.
+            noise_variance: known noise variances, as in `fit`.
+        """
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y, noise_variance=noise_variance)
+        params = self._validate()
+        if params.alpha is not None:
+            raise InputError(
+                f"`partial_fit` needs `alpha='auto'`; got {self.alpha!r}. Set `tolerance` or "
+                "`max_points` instead."
+            )
+        inputs = self._inputs(X)
+        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
+        known = self._known_noise(noise_variance, len(inputs), targets=targets)
+        keep = ~torch.isnan(targets).all(1)
+        rows = Dataset(inputs, targets, None, known).part(keep.nonzero().flatten())
+        limit = None if params.max_points is None else MaxPoints(params.max_points)
+        goal = Tolerance(0.01 if params.tolerance is None else params.tolerance, limit=limit)
+        posterior = self.posterior_
+        for batch in rows.chunks(_ROWS):
+            posterior = _updated(posterior, batch, goal)
+        self.posterior_ = posterior
+        self._set_processes()
+        return self
+
+
+@torch.no_grad()
+def _updated(posterior: MultiOutputPosterior, rows: Dataset, goal: Tolerance) -> Any:
+    stream = ProcessStream.of(posterior, rows, _fresh(posterior, rows))
+    frontier = elimination_frontier(stream.statistics())
+    size = goal.size(frontier, reference=frontier.bounds.max().item())
+    return stream.selected(frontier.masks[size])
+
+
+def _fresh(posterior: MultiOutputPosterior, rows: Dataset) -> list[Tensor]:
+    """Return candidates of each process among the rows that observe it."""
+    observed = (~torch.isnan(rows.Y)).to(rows.Y)
+    seen = (observed @ (posterior.mixing != 0).to(rows.Y)) > 0
+    fresh = []
+    for q, (kernel, Z) in enumerate(zip(posterior.kernels, posterior.inducing_points, strict=True)):
+        own = rows.X[seen[:, q]]
+        fresh.append(own[greedy_variance(kernel, own, max(_FRESH, len(Z)), given=Z)])
+    return fresh

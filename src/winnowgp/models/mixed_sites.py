@@ -1,0 +1,343 @@
+"""Optimal q(u) of several processes whose mixtures any likelihoods observe, by Gaussian sites.
+
+Target p of row i depends on g_ip = Σ_q W_pq f_q(x_i), and has a site exp(λ_ip g − ½ w_ip g²). The
+sites are targets of `bounds.mixing` with A_i = Wᵀ diag(w_i) W and b_i = Wᵀ λ_i, so that they give
+q(v) = N(B⁻¹ D, B⁻¹) of the whitened inducing values of all processes, B = I + C. A row of the joint
+problem is v̂_ip = (W_p1 v_1i, …, W_pQ v_Qi), and with α = λ − w μ
+
+    μ_ip = v̂_ipᵀ m,   σ²_ip = v̂_ipᵀ B⁻¹ v̂_ip + Σ_q W_pq² t_qi,   m = Σ_ip α_ip v̂_ip.
+
+No matrix has N P columns: m and μ cost O(N M), and C and all σ² O(N M²) for any number of targets.
+`site_updates` has the iteration.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from winnowgp.bounds.collapsed import Moments
+from winnowgp.bounds.mixing import MixedTargets
+from winnowgp.bounds.mixing_gradient import (
+    MixedChunk,
+    MixedChunks,
+    TargetFunction,
+    mixed_two_pass,
+)
+from winnowgp.bounds.row_blocks import RowBlock, Sums
+from winnowgp.bounds.sites import Sites
+from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
+from winnowgp.models.exact_gp import WithGradient
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.site_updates import (
+    ExpectedLogProb,
+    SiteProblem,
+    alternate,
+    site_derivatives,
+)
+from winnowgp.models.target_likelihoods import TargetLikelihoods, TargetObservations
+from winnowgp.typing import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class MixedInference:
+    """q(u) of given sites, and the sites that the likelihoods imply at its marginals."""
+
+    sites: Sites
+    moments: Moments
+    """Moments of the sites, without a constant."""
+    root: Float[Tensor, "M M"]
+    """Cholesky factor of B."""
+    q_mean: Float[Tensor, " M"]
+    mean: Float[Tensor, "N P"]
+    """Mean of each mixture under q."""
+    variance: Float[Tensor, "N P"]
+    implied: Sites
+    """Sites from the gradient of the likelihoods at these marginals; equal at the optimum."""
+    lift: Float[Tensor, " M"]
+    """Σ_ip v̂_ip ∂E/∂μ_ip; equal to m at the optimum."""
+    trace: float
+    """tr B⁻¹."""
+    bound: float
+    """ELBO, in nats."""
+    converged: bool = False
+
+    def alpha(self) -> Float[Tensor, "N P"]:
+        """Return α = λ − w μ."""
+        return self.sites.linear - self.sites.precision * self.mean
+
+    def slope(self) -> Float[Tensor, "N P"]:
+        """Return ∂E/∂μ; equal to α at the optimum."""
+        return self.implied.linear - self.implied.precision * self.mean
+
+
+@torch.no_grad()
+def infer_mixed_sites(
+    chunks: MixedChunks,
+    expected: ExpectedLogProb,
+    *,
+    mixing: Float[Tensor, "P Q"],
+    start: Sites | None = None,
+    gain: float,
+    max_rounds: int = 100,
+) -> MixedInference:
+    """Return the optimal q(u), to `gain` nats.
+
+    Args:
+        expected: expected log-likelihood of the mixtures of some rows; zero for missing targets.
+        mixing: W.
+        start: sites to start from, such as those of nearby parameters.
+    """
+    problem = _MixedProblem(chunks, expected, mixing)
+    flat = mixing.new_zeros(chunks.blocks.N, len(mixing))
+    try:
+        state = problem.evaluate(start or Sites(flat, flat))
+    except NotPositiveDefiniteError:
+        state = problem.evaluate(Sites(flat, flat))
+    return alternate(problem, state, gain=gain, max_rounds=max_rounds)
+
+
+def expected_targets(likelihood: TargetLikelihoods, data: Dataset) -> ExpectedLogProb:
+    """Return the expected log-likelihood of the mixtures of some rows, whose offsets are added."""
+    model = observation_model(likelihood)
+
+    def expected(rows: slice, mean: Tensor, variance: Tensor) -> Tensor:
+        nats = model.expected_log_prob(data.Y[rows], likelihood.offset + mean, variance)
+        return nats if data.weights is None else data.weights[rows, None] * nats
+
+    return expected
+
+
+def initial_sites(likelihood: TargetLikelihoods, data: Dataset) -> Sites:
+    """Return sites to start from: exact for Gaussian noise, and flat for counts and classes."""
+    model = observation_model(likelihood)
+    assert isinstance(model, TargetObservations)
+    precision = data.weighted(model.site_precisions(data.Y))
+    residual = (data.Y - likelihood.offset.detach()).nan_to_num(0.0)
+    return Sites(precision * residual, precision)
+
+
+@final
+class MixedProfiledBound:
+    """The maximum over q(u) of the bound, as a function of the other parameters.
+
+    Each call starts from the sites of the previous call. By the envelope theorem the gradient is
+    that of the sites' evidence for kernels, inducing points and mixing, and that of the expected
+    log-likelihood for the parameters of the likelihoods.
+
+    Args:
+        data: rows, which are fixed.
+        likelihood: likelihoods of the targets.
+        chunks: returns the rows at the current parameters, and the inputs of their gradient.
+        mixing: returns the current W.
+        gain: nats per observed target that the last update of q(u) may gain.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        likelihood: TargetLikelihoods,
+        chunks: Callable[[], tuple[MixedChunks, list[Tensor]]],
+        mixing: Callable[[], Tensor],
+        gain: float,
+    ) -> None:
+        self._data, self._likelihood = data, likelihood
+        self._chunks, self._mixing, self._gain = chunks, mixing, gain
+        self._sites: Sites | None = None
+
+    def __call__(self) -> Scalar:
+        """Return the bound in nats, differentiable in all parameters."""
+        mixing, (chunks, inputs) = self._mixing(), self._chunks()
+        expected = expected_targets(self._likelihood, self._data)
+        inference = infer_mixed_sites(
+            chunks,
+            expected,
+            mixing=mixing.detach(),
+            start=self._sites or initial_sites(self._likelihood, self._data),
+            gain=self._gain * float((~torch.isnan(self._data.Y)).sum()),
+        )
+        self._sites = inference.sites
+        value = inference.q_mean.new_tensor(inference.bound)
+        if not torch.is_grad_enabled():
+            return value
+        leaf = mixing.detach().clone().requires_grad_()
+        gradient = mixed_two_pass(
+            chunks, targets=site_targets(inference.sites, leaf), parameters=[leaf], shared=False
+        )
+        own = [p for p in self._likelihood.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            nats = expected(slice(None), inference.mean, inference.variance).sum()
+            direct = torch.autograd.grad(nats, own, allow_unused=True, materialize_grads=True)
+        gradients = (*gradient.targets, *direct, *(g for each in gradient.kernels for g in each))
+        return WithGradient.apply(lambda: (value, gradients), mixing, *own, *inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sites that the next call starts from."""
+        sites = self._sites
+        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start the next call from saved sites."""
+        like = self._data.X
+        self._sites = (
+            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
+        )
+
+
+def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:
+    """Return what the sites of a block of rows say, differentiable in `mixing`."""
+
+    def targets(block: RowBlock) -> MixedTargets:
+        linear, precision = sites.linear[block.rows], sites.precision[block.rows]
+        return MixedTargets.of_sites(linear, precision, mixing=mixing)
+
+    return targets
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A direction for the means of q: changes of α, m and μ."""
+
+    alpha: Float[Tensor, "N P"]
+    q_mean: Float[Tensor, " M"]
+    mean: Float[Tensor, "N P"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _MixedProblem(SiteProblem[MixedInference, _Step]):
+    chunks: MixedChunks
+    expected: ExpectedLogProb
+    mixing: Float[Tensor, "P Q"]
+
+    def evaluate(self, sites: Sites) -> MixedInference:
+        C, D, square, constant, diagonal, _ = self.chunks.moments(
+            site_targets(sites, self.mixing), shared=False
+        )
+        moments = Moments(
+            C=C,
+            D=D[:, None],
+            square=square,
+            diagonal=diagonal,
+            constant=constant,
+            N=self.chunks.blocks.observations,
+        )
+        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
+        root = definite_cholesky(C + eye)
+        inverse = solve_lower(root, eye)
+        variance = torch.empty_like(sites.linear)
+
+        def variances(shard: Iterable[MixedChunk]) -> Sums:
+            for chunk in shard:
+                variance[chunk.block.rows] = self._variance(chunk, inverse)
+            return (variance.new_zeros(()),)
+
+        self.chunks.summed(variances)
+        q_mean = torch.cholesky_solve(D[:, None], root)[:, 0]
+        return self._with_likelihood(
+            sites,
+            moments,
+            root,
+            q_mean,
+            self._mean(q_mean),
+            variance,
+            float(inverse.square().sum()),
+        )
+
+    def mean_step(self, at: MixedInference) -> tuple[_Step, float]:
+        # (I + Σ_ip w_ip v̂_ip v̂_ipᵀ) δ = Σ_ip g_ip v̂_ip − m, and the matrix is B.
+        lifted = at.lift - at.q_mean
+        q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
+        mean = self._mean(q_mean)
+        alpha = at.slope() - at.alpha() - at.sites.precision * mean
+        return _Step(alpha, q_mean, mean), float(lifted @ q_mean)
+
+    def move_means(self, at: MixedInference, step: _Step, rate: float) -> MixedInference:
+        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
+        precision = at.sites.precision
+        sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
+        # D = B m
+        moments = replace(at.moments, D=(at.root @ (at.root.mT @ q_mean))[:, None])
+        return self._with_likelihood(sites, moments, at.root, q_mean, mean, at.variance, at.trace)
+
+    def converged(self, state: MixedInference) -> MixedInference:
+        return replace(state, converged=True)
+
+    def _mean(self, m: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
+        """Return v̂_ipᵀ m of each row and target."""
+        mean = m.new_empty(self.chunks.blocks.N, len(self.mixing))
+
+        def means(shard: Iterable[MixedChunk]) -> Sums:
+            for chunk in shard:
+                f = [chunk.V[part].mT @ m[part] for part in self.chunks.parts]
+                mean[chunk.block.rows] = torch.stack(f, 1) @ self.mixing.mT
+            return (m.new_zeros(()),)
+
+        self.chunks.summed(means)
+        return mean
+
+    def _variance(self, chunk: MixedChunk, inverse: Float[Tensor, "M M"]) -> Float[Tensor, "B P"]:
+        """Return W cov(f) Wᵀ of each row: O(B M²), and O(B Q² M) for the covariances."""
+        parts, B = self.chunks.parts, len(chunk.block)
+        # The rows of root⁻¹ above those of a process are zero.
+        E = [inverse[p.start :, p] @ chunk.V[p] for p in parts]
+        S = inverse.new_zeros(B, len(parts), len(parts))
+        for q, s in self.chunks.pairs(lower=True):
+            S[:, q, s] = S[:, s, q] = (E[q] * E[s][parts[q].start - parts[s].start :]).sum(0)
+        for q, p in enumerate(parts):
+            # t is non-negative up to rounding.
+            S[:, q, q] += (chunk.kff[q] - chunk.V[p].square().sum(0)).clamp_min(0)
+        return torch.einsum("pq,nqs,ps->np", self.mixing, S, self.mixing).clamp_min(0)
+
+    def _with_likelihood(
+        self,
+        sites: Sites,
+        moments: Moments,
+        root: Tensor,
+        q_mean: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        trace: float,
+    ) -> MixedInference:
+        """Evaluate the likelihoods and their derivatives at the marginals; `trace` is tr B⁻¹."""
+        linear, precision = torch.empty_like(mean), torch.empty_like(mean)
+
+        def likelihoods(shard: Iterable[MixedChunk]) -> Sums:
+            nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
+            for chunk in shard:
+                rows = chunk.block.rows
+                m, v = mean[rows], variance[rows]
+                total, slope, curvature = site_derivatives(self.expected, rows, m, v)
+                nats += total
+                precision[rows] = -2 * curvature
+                linear[rows] = slope + precision[rows] * m
+                mixed = slope @ self.mixing
+                for part, own in zip(self.chunks.parts, mixed.mT, strict=True):
+                    lift[part] += chunk.V[part] @ own
+            return nats, lift
+
+        nats, lift = self.chunks.summed(likelihoods)
+        if not torch.isfinite(nats + linear.sum() + precision.sum()):
+            raise NotPositiveDefiniteError(
+                "the gradient of the likelihood is not finite at some rows"
+            )
+        # KL = ½ [‖m‖² + log|B| + tr B⁻¹ − M]
+        kl = half_log_det(root) + 0.5 * (q_mean.square().sum() + trace - len(root))
+        return MixedInference(
+            sites=sites,
+            moments=moments,
+            root=root,
+            q_mean=q_mean,
+            mean=mean,
+            variance=variance,
+            implied=Sites(linear, precision),
+            lift=lift,
+            trace=trace,
+            bound=(nats - kl).item(),
+        )
