@@ -161,7 +161,7 @@ class SizeStudy:
 
     def by_search(self, K: int, *, goal: training.Goal) -> SelectedModels:
         """Run the fast schedule with K random rows as candidates, or with its own if K = 0."""
-        schedule = training.FastSchedule(goal, n_candidates=K or None)
+        schedule = training.FastSchedule(goal, n_candidates=K or None, reported=False)
         model, generator = self._model(K), self._generator()
         fitted = training.fit(model, self.data, schedule=schedule, generator=generator)
         return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
