@@ -134,15 +134,6 @@ ABLATIONS = (
     ),
     Ablation(
         "figure 4",
-        "fast schedule on concrete, ten seeds instead of two",
-        Real(names=("concrete",)),
-        "fast",
-        lambda row: {},
-        ON_CONCRETE,
-        scope=Scope(seeds=10),
-    ),
-    Ablation(
-        "figure 4",
         "automatic α on concrete, 300 candidates instead of 100",
         Real(names=("concrete",)),
         "auto",

@@ -202,6 +202,23 @@ def test_draw_level_shows_curve_mean_size_and_sets() -> None:
     assert dots.tolist() == [[11, -3.0], [13, -2.5], [14, -2.0]]
 
 
+def test_draw_level_aligned_seeds_have_curves_that_end_together() -> None:
+    shown = level(
+        fixed(0, [10, 40], [-100.0, -50.0]),
+        fixed(1, [10, 40], [-40.0, -10.0]),
+        selected("fast", 0, [20], [-70.0], 20.0),
+        selected("fast", 1, [30], [-20.0], 30.0),
+        selected("fast", 2, [25], [-1.0], 25.0),
+    )
+    assert shown.offsets("elbo") == {0: -20.0, 1: 20.0}
+    ax = Figure().subplots()
+    draw_level(shown, "elbo", ax=ax, align=True)
+    # Curves end at −30, the mean of −50 and −10; seed 2 has no curve and is not shown.
+    assert np.asarray(ax.lines[0].get_ydata()).tolist() == [-70.0, -30.0]
+    (dots,) = scattered(ax)
+    assert dots.tolist() == [[20.0, -50.0], [30.0, -40.0]]
+
+
 def small(rows: int = 60, condition: str = "smoothness", intensity: float = 8.0) -> Dataset:
     return standardised(sampled(condition, intensity, rows=rows, seed=3), "cpu")
 

@@ -90,7 +90,9 @@ def draw_tradeoff(grouped: Sequence[Group], *, ax: Axes) -> None:
         ylabel="test log density (nats per observation)",
         xscale="log",
     )
-    ax.xaxis.set_major_locator(LogLocator(2))
+    low, high = ax.get_xlim()
+    # Two octaves have a tick or two at powers of two, too few to read times.
+    ax.xaxis.set_major_locator(LogLocator(2, subs=(1.0, 1.25, 1.5) if high < 4 * low else (1.0,)))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.legend(loc="lower right")

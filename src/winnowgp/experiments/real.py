@@ -160,6 +160,7 @@ class Real(Experiment):
             column="elbo",
             label="ELBO (nats)",
             title=lambda level: f"{level.group}, v = {level.value:g}",
+            align=True,
         )
 
     def claims(self, rows: Sequence[Row]) -> list[str]:

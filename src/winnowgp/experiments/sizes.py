@@ -161,7 +161,7 @@ class SizeStudy:
 
     def by_search(self, K: int, *, goal: training.Goal) -> SelectedModels:
         """Run the fast schedule with K random rows as candidates, or with its own if K = 0."""
-        schedule = training.FastSchedule(goal, n_candidates=K or None)
+        schedule = training.FastSchedule(goal, n_candidates=K or None, reported=False)
         model, generator = self._model(K), self._generator()
         fitted = training.fit(model, self.data, schedule=schedule, generator=generator)
         return SelectedModels(fitted.selection.inclusion.sum().item(), [fitted.model])
@@ -263,6 +263,17 @@ class Level:
         curves = [self.curve(column, seed=seed) for seed in seeds]
         all_sizes = max((sizes for sizes, _ in curves), key=len, default=[])
         return all_sizes, [values for sizes, values in curves if sizes == all_sizes]
+
+    def offsets(self, column: str) -> dict[int, float]:
+        """Return, by seed, a column at the largest fixed size minus its mean over seeds.
+
+        Only seeds that have all fixed sizes count.
+        """
+        sizes, _ = self.curves(column)
+        seeds = sorted({row["seed"] for row in self.of_kind("fixed")})
+        curves = {seed: self.curve(column, seed=seed) for seed in seeds}
+        ends = {seed: values[-1] for seed, (own, values) in curves.items() if own == sizes}
+        return {seed: end - fmean(ends.values()) for seed, end in ends.items()}
 
     def comparisons(self, kind: str, column: str) -> list[Comparison]:
         """Compare every run of a kind with the curve of its seed, interpolated in log M.
@@ -412,10 +423,13 @@ def draw_levels(
     column: str,
     label: str,
     title: Callable[[Level], str],
+    align: bool = False,
 ) -> Path:
     """Draw a column against the number of inducing points: one panel per level, one row per group.
 
     Args:
+        align: shift the values of each seed so that all curves of fixed sizes end at their mean:
+            other data have another ELBO, by more than procedures differ.
         label: label of the vertical axis.
         title: returns the title of a panel.
     """
@@ -426,7 +440,7 @@ def draw_levels(
         axes = figure.subplots(len(groups), wide, squeeze=False, sharex="row")
         for row, members in zip(axes, groups, strict=True):
             for ax, level in zip(row, members, strict=False):
-                draw_level(level, column, ax=ax)
+                draw_level(level, column, ax=ax, align=align)
                 ax.set_title(title(level))
             for ax in row[len(members) :]:
                 ax.set_axis_off()
@@ -438,12 +452,19 @@ def draw_levels(
     return save_figure(figure, path)
 
 
-def draw_level(level: Level, column: str, *, ax: Axes) -> None:
+def draw_level(level: Level, column: str, *, ax: Axes, align: bool = False) -> None:
     """Draw fixed sizes as a grey curve with the range over seeds, and procedures in colour.
 
-    The dashed line of a procedure is its mean size; each marker is one of its sets.
+    The dashed line of a procedure is its mean size; each marker is one of its sets, of seeds that
+    have a curve if seeds are aligned.
     """
     sizes, curves = level.curves(column)
+    offsets = level.offsets(column) if align else {}
+    if align:
+        shifts = offsets.values()
+        curves = [
+            [value - shift for value in curve] for curve, shift in zip(curves, shifts, strict=True)
+        ]
     by_size = list(zip(*curves, strict=True))
     low, high = [min(values) for values in by_size], [max(values) for values in by_size]
     grey = COLOURS["data"]
@@ -455,9 +476,10 @@ def draw_level(level: Level, column: str, *, ax: Axes) -> None:
         if not rows:
             continue
         ax.axvline(fmean(level.sizes(kind).values()), color=colour, linestyle="--", linewidth=1)
+        shown = [row for row in rows if not align or row["seed"] in offsets]
         ax.scatter(
-            [size for row in rows for size in row["kept"]],
-            [value for row in rows for value in row[column]],
+            [size for row in shown for size in row["kept"]],
+            [value - offsets.get(row["seed"], 0.0) for row in shown for value in row[column]],
             s=16,
             marker=marker,
             facecolors="none",

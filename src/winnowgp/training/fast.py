@@ -39,8 +39,10 @@ class FastSchedule(Schedule):
 
     With `MaxPoints`, and with a `Tolerance` that needs more points than its limit allows,
     successive halving compares several starts first, and points that became idle are exchanged
-    afterwards. Last, the inclusion probabilities of the final points and of fresh
-    candidates are learnt by natural updates, at the α that the frontier implies.
+    afterwards. With `FixedAlpha`, steps 3 and 4 begin from several starts, and numbers of points
+    above and below are tried, each with its own optimised parameters, while L − α M² increases.
+    Last, the inclusion probabilities of the final points and of fresh candidates are learnt by
+    natural updates, at the α that the frontier implies.
 
     For `HeteroscedasticGP`, the function and its log noise are fitted in this way in turn; each has
     inducing points of its own.

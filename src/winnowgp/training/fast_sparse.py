@@ -6,7 +6,6 @@ from math import inf
 from typing import Generic
 
 import torch
-from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,11 +20,25 @@ from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.goals import AllCandidates, Goal, MaxPoints, Tolerance, learn_inclusion
+from winnowgp.training.fixed_alpha import best_for_alpha
+from winnowgp.training.goals import (
+    AllCandidates,
+    FixedAlpha,
+    Goal,
+    MaxPoints,
+    Tolerance,
+    learn_inclusion,
+)
 from winnowgp.training.growth import Pool, SmallerModel, grown_pool, smaller_models
 from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
-from winnowgp.training.schedules import FitResult, Growth, TrainingContext, warn_not_sharded
+from winnowgp.training.schedules import (
+    FitResult,
+    Growth,
+    SparseTraining,
+    TrainingContext,
+    warn_not_sharded,
+)
 
 # Points are moved if they have fewer coordinates than this many per row. More of them would be
 # fitted to the rows, and hardly save points where so many are needed.
@@ -39,29 +52,6 @@ _FRESH = 512
 _SETTLED = 0.97
 # Ratio of the sizes that cross-validation compares.
 _SIZE_RATIO = 1.15
-
-
-@dataclass(frozen=True, slots=True)
-class SparseTraining:
-    """Settings of the fast schedule for models with one candidate set; see `FastSchedule`."""
-
-    goal: Goal
-    n_candidates: int | None
-    rounds: int
-    iterations: int
-    gain: float
-    selection_rows: int
-    inclusion_steps: int
-    kernels: tuple[Kernel, ...] = ()
-    linear_term: bool = False
-    max_seconds: float | None = None
-    kept_sizes: int = 3
-    criterion: str = "elbo"
-    warm_start: bool = False
-    reported: bool = True
-    """Whether held-out densities are computed for the report."""
-    evidence_rows: int | None = None
-    """Rows of the exact evidence at most; as many as are affordable by default."""
 
 
 def fit_sparse(
@@ -376,6 +366,8 @@ def _select_by_goal(
             return replace(choice, growth=replace(pool.growth, limit="held_out"))
         if training.criterion == "predictive":
             return _select_by_density(steps, choice, pool.model, goal)
+    # No work is left to move the points.
+    exhausted = pool.growth.limit in ("work", "memory", "max_fit_seconds")
     fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
     frontiers: list[Frontier] = []
     candidates, size = pool.model, -1
@@ -383,6 +375,14 @@ def _select_by_goal(
         # Those of the pool first: it is large enough by itself.
         points = torch.cat([pool.model.candidates.detach(), steps.earlier])[:most]
         candidates = pool.model.with_candidates(points)
+    if isinstance(goal, FixedAlpha) and not exhausted:
+        stop = Stop(training.gain * data.observations, 20, training.iterations)
+        model, elbo, visited = best_for_alpha(
+            steps, candidates, goal, constant=constant, most=most, stop=stop
+        )
+        return replace(
+            choice, model=model, reference=max(reference, elbo), frontiers=tuple(visited)
+        )
     for index in range(training.rounds):
         frontier = steps.frontier(candidates.subset_statistics(data))
         frontiers.append(frontier)
@@ -393,8 +393,7 @@ def _select_by_goal(
         fits.append((current, frontier.bounds[M].item(), candidates))
         settled = index > 0 and abs(M - size) <= (1 - _SETTLED) * size
         last, size = settled or index == training.rounds - 1, M
-        if not current.K or pool.growth.limit in ("work", "memory", "max_fit_seconds"):
-            # No work is left to move the points.
+        if not current.K or exhausted:
             break
         many = current.K * data.D > _MOVED * data.N
         if many and initial.complete and not pool.limited:

@@ -415,7 +415,7 @@ class FastSteps(Generic[Model]):
             self.initialise(STAGES[0])
         assert self.initialization is not None
         if self.earlier is not None:
-            return [self._resized(self.model, M)]
+            return [self.resized(self.model, M)]
         initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
@@ -463,7 +463,7 @@ class FastSteps(Generic[Model]):
         frontier = self.frontier(pool.subset_statistics(self.part(self._rows)))
         return pool.prune(frontier.masks[M])
 
-    def _resized(self, model: Model, M: int) -> Model:
+    def resized(self, model: Model, M: int) -> Model:
         """Return the model with its own points, eliminated or extended to M of them."""
         if model.K < M:
             return self.with_fresh(model, M - model.K)

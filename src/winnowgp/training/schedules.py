@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
@@ -46,6 +47,7 @@ from winnowgp.training.checkpoint import (
 )
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fingerprint import row_identity
+from winnowgp.training.goals import Goal
 
 
 @final
@@ -233,6 +235,29 @@ class FitResult(Generic[Trained]):
         """The selection of a model with one candidate set."""
         (selection,) = self.selections
         return selection
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTraining:
+    """Settings of the fast schedule for models with one candidate set; see `FastSchedule`."""
+
+    goal: Goal
+    n_candidates: int | None
+    rounds: int
+    iterations: int
+    gain: float
+    selection_rows: int
+    inclusion_steps: int
+    kernels: tuple[Kernel, ...] = ()
+    linear_term: bool = False
+    max_seconds: float | None = None
+    kept_sizes: int = 3
+    criterion: str = "elbo"
+    warm_start: bool = False
+    reported: bool = True
+    """Whether held-out densities are computed for the report."""
+    evidence_rows: int | None = None
+    """Rows of the exact evidence at most; as many as are affordable by default."""
 
 
 class Schedule(ABC):
