@@ -239,12 +239,14 @@ def plot(name: str, path: Path) -> None:
                 linewidth=1,
                 label=row["peer"] if first else None,
             )
-        ax.set(title=f"{data}, M = {M}", ylim=(8e-5, 1))
-    axes[0, 0].legend(fontsize=7)
+        ax.set(title=f"{data}, M = {M}", xlim=(0.5, 250), ylim=(8e-5, 1))
+    lines = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
+    known = [peer for peer in PEERS if peer in lines]
+    fig.legend([lines[peer] for peer in known], known, loc="upper center", ncols=4, fontsize=7)
     fig.supxlabel("CPU seconds")
     fig.supylabel("nats per observation below the best bound")
-    fig.tight_layout()
-    fig.savefig(path, dpi=120)
+    fig.tight_layout(rect=(0, 0, 1, 0.97))
+    fig.savefig(path, dpi=100)
 
 
 def main() -> None:

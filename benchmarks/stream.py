@@ -257,9 +257,11 @@ def report() -> None:
         )
     header = ("part", "table", "tolerance", "method", "seeds", "batches", "points", "most")
     print(table([*header, "nlpd", "first_batch", "worst", "cpu_s"], lines))
-    for r in [r for r in rows if r.get("part") == "long"]:
-        if r["batch"] % 1000 == 0 or r["batch"] == 100:
-            print({k: v for k, v in r.items() if k not in ("part", "versions")})
+    for path in sorted(FOLDER.glob("long*.jsonl")):
+        print(path.name)
+        for r in map(json.loads, path.open()):
+            if r["batch"] % 1000 == 0 or r["batch"] == 100:
+                print({k: v for k, v in r.items() if k not in ("part", "versions")})
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ class GrowthLimitWarning(FitWarning):
 
 
 class NoInducingPointsWarning(FitWarning):
-    """No inducing points were selected: the model predicts the same for every row."""
+    """The model predicts the same for every row: no inducing points, or a constant target."""
 
 
 class AllCandidatesWarning(FitWarning):
@@ -118,6 +118,10 @@ class ExtrapolationWarning(FitWarning):
 
 class NotShardedWarning(UserWarning):
     """Several processes were started, and each of them repeats the work of the whole fit."""
+
+
+class FewRowsWarning(FitWarning):
+    """So few rows were fitted that the priors decide what the model predicts."""
 
 
 class LikelihoodWarning(FitWarning):

@@ -72,5 +72,7 @@ def test_update_refuses_the_mixture(table: Path, model: Path, tmp_path, capsys) 
     new, output = tmp_path / "new.csv", tmp_path / "new.winnow"
     new.write_text("\n".join(table.read_text(encoding="utf-8").split("\n")[:9]), encoding="utf-8")
     assert run(["update", str(model), str(new), "-o", str(output)]) != 0
-    assert "`partial_fit` needs hyper='point'" in " ".join(capsys.readouterr().err.split())
+    assert "`hyper` must be 'point' or 'auto' to learn from further batches" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert not output.exists()

@@ -107,6 +107,20 @@ def test_predict_uses_the_noise_column_if_the_table_has_it(
     assert (columns(captured.out)["sd"] < 0.3).all()
 
 
+def test_evaluate_and_compare_say_that_the_noise_column_is_missing(
+    table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare.csv"
+    bare.write_text(table.read_text(encoding="utf-8").replace("s2", "other", 1), encoding="utf-8")
+    words = [["evaluate", str(model)], ["compare", str(model), str(model)]]
+    for command in words:
+        for option in ([], ["--json"]):
+            assert run([*command, str(bare), *option]) == 0
+            assert "noise column 's2' of model.winnow is missing" in capsys.readouterr().err
+        assert run([*command, str(table)]) == 0
+        assert "missing" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

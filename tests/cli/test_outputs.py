@@ -9,7 +9,7 @@ import pytest
 
 import winnowgp
 from winnowgp.cli.app import run
-from winnowgp.errors import InputError
+from winnowgp.errors import FewRowsWarning, InputError, NoInducingPointsWarning
 from winnowgp.tabular import MultiOutputTable, fit_outputs_table
 
 
@@ -170,3 +170,23 @@ def test_one_row_is_neither_fitted_nor_evaluated(table: Path, model: Path, capfd
         assert run(arguments) == 2
         assert "at least 2 rows" in capfd.readouterr().err
     assert not path.exists()
+
+
+def test_fit_without_effects_warns_for_several_targets() -> None:
+    rng = np.random.default_rng(0)
+    noise = dict(zip("ab", rng.normal(size=(2, 24)), strict=True))
+    table = {"x": np.ones(24), **noise}
+    with pytest.warns(NoInducingPointsWarning, match="no process has inducing points"):
+        fit_outputs_table(table, ["a", "b"])
+    table |= {"a": np.full(24, 3.0), "b": np.full(24, np.nan)}
+    table["b"][:12] = 4.0
+    with pytest.warns(NoInducingPointsWarning) as found:
+        fit_outputs_table(table, ["a", "b"], test_size=0)
+    messages = [str(warning.message) for warning in found]
+    assert [message[11:29] for message in messages] == ["'a' is 3 in all 24", "'b' is 4 in all 12"]
+
+
+def test_fit_few_rows_warns_for_several_targets() -> None:
+    x = np.arange(4.0)
+    with pytest.warns(FewRowsWarning, match="fitted to 4 rows: priors"):
+        fit_outputs_table({"x": x, "a": x, "b": -x}, ["a", "b"], test_size=0)

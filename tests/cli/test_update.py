@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import warnings
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import DataTable
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NoInducingPointsWarning
+from winnowgp.tabular import fit_table, update_table
 from winnowgp.tabular.splits import held_out_split
 
 
@@ -57,7 +59,10 @@ def test_update_learns_new_rows_and_says_what_changed(
     assert " && winnow" in after.summary["settings"]["command"]
     # The updated model is a model like any other.
     assert run(["info", str(output)]) == 0
-    assert "107 for training" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "107 for training in 2 batches, 12 of the first table held out" in text
+    assert "12 rows of the last update, predicted before they were learnt" in text
+    assert "Held-out rows" not in text
     assert run(["predict", str(output), str(new), "--quiet"]) == 0
     other = more(shop, tmp_path / "other.csv", x=lambda cell: cell)
     other.write_text("".join(other.read_text().splitlines(keepends=True)[:-1]))
@@ -94,6 +99,28 @@ def test_update_other_columns_are_errors(
     assert run(["update", str(output), str(new), "-o", str(output)]) == 2
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
     assert output.read_bytes() == models["y"].read_bytes()
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.5])
+@pytest.mark.parametrize("log", [False, True])
+def test_update_of_a_noisy_target_tells_units_by_its_spread(log: bool, slope: float) -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(factor: float) -> DataTable:
+        """Rows whose target follows the input with a correlation below 0.9, or not at all."""
+        x = rng.uniform(-2, 2, 60)
+        y = slope * x + rng.normal(size=60)
+        return DataTable({"x": x, "y": factor * (np.exp(0.3 * y) if log else y)})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoInducingPointsWarning)
+        model = fit_table(rows(1.0), target="y", log_target=log, kernel="rbf", hyper="point")
+    assert (model.estimator.n_inducing_ == 0) == (slope == 0)
+    # A constant is updated as any other model.
+    assert update_table(model, rows(1.0), test_size=0).rows == 60
+    for factor in (0.02, 20.0):
+        with pytest.raises(InputError, match=r"the target 'y' .* seems to be in other units"):
+            update_table(model, rows(factor), test_size=0)
 
 
 @pytest.mark.parametrize("content", ["", "id,x,town,day,y,up,visits\n", "id,town,y\nr,Rome,1\n"])

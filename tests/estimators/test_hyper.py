@@ -202,9 +202,13 @@ def test_exported_programs_compute_the_mixture(model, tmp_path: Path) -> None:
 
 
 def test_stream_refuses_a_mixture(model) -> None:
-    with pytest.raises(InputError, match="`partial_fit` needs hyper='point' or 'auto'; got"):
+    with pytest.raises(
+        InputError, match="`hyper` must be 'point' or 'auto' to learn from further batches; got"
+    ):
         model.partial_fit(X, Y)
-    with pytest.raises(InputError, match="`partial_fit` needs hyper='point' or 'auto'; got"):
+    with pytest.raises(
+        InputError, match="`hyper` must be 'point' or 'auto' to learn from further batches; got"
+    ):
         SparseGPRegressor(hyper="laplace").partial_fit(X, Y)
 
 

@@ -1,10 +1,11 @@
 """Contracts of models with candidates and of their subset objectives, over all models."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
@@ -27,6 +28,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.base import InducingModel, SelectableModel
 from winnowgp.models.kernels import copy_module
+from winnowgp.models.priors import add_weak_priors, log_prior
 from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
 
 
@@ -235,6 +237,37 @@ def test_copied_module_equals_a_deep_copy_and_shares_nothing() -> None:
     for one, other in zip(*tensors, strict=True):
         assert torch.equal(one, other)
         assert one.data_ptr() != other.data_ptr()
+
+
+def test_copied_module_keeps_ties_and_frozen_parameters() -> None:
+    first, second = ScaleKernel(RBFKernel(ard_num_dims=2)), ScaleKernel(MaternKernel(nu=1.5))
+    second.raw_outputscale = first.raw_outputscale
+    second.base_kernel.requires_grad_(False)
+    kernel = first + second
+    add_weak_priors(kernel)
+    copied: Any = copy_module(kernel)
+    one, other = copied.kernels
+    assert one.raw_outputscale is other.raw_outputscale
+    assert one.raw_outputscale is not first.raw_outputscale
+    assert [p.requires_grad for p in copied.parameters()] == [
+        p.requires_grad for p in kernel.parameters()
+    ]
+    # The closures of the priors act on the module that they are called with.
+    one.base_kernel.initialize(lengthscale=0.01)
+    assert log_prior(copied) < log_prior(kernel)
+    assert one.base_kernel.lengthscale_prior is not first.base_kernel.lengthscale_prior
+
+
+def test_model_with_shared_modules_has_its_own_candidates_only() -> None:
+    gp, data = model(IN_ORDER)
+    other = gp.with_candidates(data.X[:4], shared=True)
+    assert torch.equal(other.candidates.detach(), data.X[:4])
+    assert (gp.K, other.K) == (6, 4)
+    assert other.kernel is gp.kernel
+    assert other.likelihood is gp.likelihood
+    own = gp.with_candidates(data.X[:4])
+    assert own.kernel is not gp.kernel
+    assert other.bound(data) == own.bound(data)
 
 
 @models

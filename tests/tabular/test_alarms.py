@@ -18,6 +18,7 @@ from winnowgp.errors import (
     CoverageWarning,
     DependentResidualsWarning,
     ExtrapolationWarning,
+    FewRowsWarning,
     FitWarning,
     HeavyTailsWarning,
     LeakageWarning,
@@ -127,6 +128,20 @@ def test_no_inducing_points_is_an_alarm() -> None:
             draw.normal(size=(60, 1)), draw.normal(size=60)
         )
     assert model.n_inducing_ == 0
+
+
+def test_constant_target_is_an_alarm_and_no_other() -> None:
+    _, issued = fitted({"x": np.arange(40.0), "y": np.full(40, 3.0)})
+    assert [type(alarm) for alarm in issued] == [NoInducingPointsWarning]
+    assert "'y' is 3 in all 32 training rows" in str(issued[0])
+
+
+@pytest.mark.parametrize(("rows", "sounds"), [(9, True), (10, False)])
+def test_few_training_rows_are_an_alarm(rows: int, sounds: bool) -> None:
+    x = np.arange(float(rows))
+    model, issued = fitted({"x": x, "y": x + 0.1 * rng().normal(size=rows)}, test_size=0)
+    assert [type(alarm) for alarm in issued] == [FewRowsWarning] * sounds
+    assert [alarm["warning"] for alarm in model.summary["alarms"]] == ["FewRowsWarning"] * sounds
 
 
 def test_all_candidates_is_an_alarm() -> None:

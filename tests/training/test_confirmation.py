@@ -51,7 +51,8 @@ def fitted(X: torch.Tensor, Y: torch.Tensor) -> FitResult[SparseGP]:
 
 
 def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() -> None:
-    gain = torch.tensor([0.4, -1.5, 0.9, 0.2, -0.3]).double()
+    # No gain in the median: nothing is subtracted.
+    gain = torch.tensor([0.4, -1.5, 0.9, -0.2, -0.3]).double()
     total = mean = 0.0
     for constant in product([True, False], repeat=len(gain)):
         count = sum(constant)
@@ -64,10 +65,21 @@ def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() ->
 
 
 def test_constant_weight_rows_held_out_stand_for_all() -> None:
-    gain = torch.tensor([0.4, -1.5, 0.9]).double()
+    gain = torch.full((3,), 0.1).double()
     expected = constant_weight(gain.repeat(4), 12)
     assert constant_weight(gain, 12) == pytest.approx(expected, rel=1e-12)
     assert expected < constant_weight(gain, 3)
+
+
+@pytest.mark.parametrize(("spread", "subtracted"), [(0.01, 0.01 / np.sqrt(3)), (0.5, 0.1 / 3)])
+def test_constant_weight_gains_are_lower_by_their_error(spread: float, subtracted: float) -> None:
+    gain = torch.tensor([0.1 - spread, 0.1, 0.1 + spread]).double()
+    # One standard error, at most a third of the median.
+    shifted = gain - subtracted
+    nodes = (torch.arange(4096).double() + 0.5) / 4096
+    rows = ((1 - nodes)[:, None] * shifted.exp() + nodes[:, None]).log().sum(1)
+    density = (rows + nodes.log()).softmax(0)
+    assert constant_weight(gain, 3) == pytest.approx((density @ nodes).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("gain", [0.3, 1.0, 3.0])

@@ -177,7 +177,7 @@ def test_clock_ends_the_alternation(
     data = rows(varies=True, N=20)
     limit = budget.Budget(data.device, seconds=seconds)
     context = TrainingContext(torch.Generator())
-    module._Steps(data, TRAINING, context, context, limit).alternate(untrained(data))
+    module._Steps(data, TRAINING, context, limit).alternate(untrained(data))
     assert len(counted) == rounds
 
 
@@ -233,8 +233,22 @@ def test_noise_context_few_rows_of_a_gpu_are_fitted_on_the_cpu(
     monkeypatch.setattr(module, "draw_seed", lambda generator: 3)
     generator: Any = SimpleNamespace(device=torch.device(device))
     context = TrainingContext(generator)
-    own = module._noise_context(context, N)
+    own = module.noise_context(context, N)
     assert (own is not context) is moves
     if moves:
         assert own.generator.device.type == "cpu"
         assert own.generator.initial_seed() == 3
+
+
+def test_noise_context_on_the_cpu_continues_from_the_generator_of_the_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resumed fit restores that generator alone: its state must determine all later draws."""
+    monkeypatch.setattr(module, "_noise_device", lambda context, N: torch.device("cpu", 0))
+    context = TrainingContext(torch.Generator().manual_seed(5))
+    state = context.generator.get_state()
+    before = [torch.rand(1, generator=module.noise_context(context, 9).generator) for _ in "ab"]
+    context.generator.set_state(state)
+    after = [torch.rand(1, generator=module.noise_context(context, 9).generator) for _ in "ab"]
+    assert before == after
+    assert before[0] != before[1]

@@ -13,6 +13,7 @@ from winnowgp.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from winnowgp.data import DataTable
     from winnowgp.tabular import MultiOutputTable, TabularModel
     from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
 
@@ -53,8 +54,9 @@ def evaluate(
         print_output_quality(scores, title=f"Rows of {data.name}")
         _note_training_rows({model.name: outputs}, data)
         return
-    fitted = load_table_model(model)
-    quality = evaluate_model(fitted, read_table(data, encoding=encoding))
+    fitted, table = load_table_model(model), read_table(data, encoding=encoding)
+    quality = evaluate_model(fitted, table)
+    _note_missing_noise({model.name: fitted}, table)
     if json:
         content = {
             "file": str(model),
@@ -93,7 +95,9 @@ def compare(
     from winnowgp.tabular.evaluation import compare_models
 
     a, b = load_table_model(first), load_table_model(second)
-    measures = compare_models(a, b, read_table(data, encoding=encoding))
+    table = read_table(data, encoding=encoding)
+    measures = compare_models(a, b, table)
+    _note_missing_noise({first.name: a, second.name: b}, table)
     if json:
         content = {
             "first": str(first),
@@ -115,6 +119,17 @@ def _was_fitted_to(model: "TabularModel | MultiOutputTable", data: Path) -> bool
     single = isinstance(model, TabularModel)
     settings = model.summary["settings"] if single else model.settings
     return file_digest(data) in settings.get("data_sha256", "").split()
+
+
+def _note_missing_noise(models: "Mapping[str, TabularModel]", table: "DataTable") -> None:
+    """Say on stderr if the rows lack a column of known noise that a model was fitted with."""
+    for name, model in models.items():
+        if model.noise_column is not None and model.noise_column not in table.values:
+            typer.echo(
+                f"note: the noise column {model.noise_column!r} of {name} is missing; its "
+                "densities and intervals have the learnt noise only.",
+                err=True,
+            )
 
 
 def _note_training_rows(

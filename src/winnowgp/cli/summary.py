@@ -217,8 +217,16 @@ def print_summary(summary: Summary) -> None:
                 "held-out rows."
             )
         return
-    folds = summary["settings"].get("folds")
-    print_quality(quality, title="Held-out rows" if folds is None else f"Rows of all {folds} folds")
+    print_quality(quality, title=_quality_title(summary["settings"], quality["rows"]))
+
+
+def _quality_title(settings: dict[str, str], rows: int) -> str:
+    """Return which rows the quality was measured on."""
+    if "batches" in settings:
+        return f"{rows} rows of the last update, predicted before they were learnt"
+    if "folds" in settings:
+        return f"Rows of all {settings['folds']} folds"
+    return "Held-out rows"
 
 
 def _columns(summary: Summary) -> Table:
@@ -283,12 +291,13 @@ def _likelihood(settings: dict[str, str]) -> str:
 def _rows(summary: Summary) -> str:
     """Return how many rows were used for training, and how rows were held out."""
     settings, training = summary["settings"], f"{summary['train_rows']} for training"
+    of = ""
     if "batches" in settings:
-        training += f" in {settings['batches']} batches"
+        training, of = f"{training} in {settings['batches']} batches", " of the first table"
     by = f" by {settings['split_by']!r}" if "split_by" in settings else ""
     if "folds" in settings:
         return f"{training}; held out in {settings['folds']} folds{by}"
-    return f"{training}, {_held_out(summary)} held out{by}"
+    return f"{training}, {_held_out(summary)}{of} held out{by}"
 
 
 def _held_out(summary: Summary) -> int:

@@ -51,7 +51,7 @@ class AllocatedEstimator(BaseGP, ABC):
             listed = ", ".join(f"{sum(each)} {each}" for each in sizes)
             raise InputError(
                 f"`points` must be one of the sizes that the fit kept, {listed}; got {points!r}. "
-                "Fit with a larger `tolerance`, or another `max_predict_us`, for another size."
+                "For another size, fit again with a larger tolerance (`--tolerance`)."
             )
         number, resized = sizes.index(wanted[-1]), copy(self)
         if number < len(self._sized):

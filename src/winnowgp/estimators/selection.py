@@ -230,8 +230,8 @@ def refuse_stream(posterior: str) -> None:
     """Raise an `InputError` if `partial_fit` cannot go on with such a posterior."""
     if posterior != "mean-field":
         raise InputError(
-            f"`partial_fit` needs posterior='mean-field'; got {posterior!r}: later batches do not "
-            "sample subsets. Fit all rows together, or leave it out."
+            "`posterior` must be 'mean-field' to learn from further batches; got "
+            f"{posterior!r}: these do not sample subsets. Fit all rows together, or leave it out."
         )
 
 

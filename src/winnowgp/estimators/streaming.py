@@ -63,7 +63,7 @@ BATCH_ROWS = 4096
 # Share of the rows that a constant explained, from which a batch may replace it by a function.
 _LARGE = 0.2
 # Share of the observations that must be new to optimise the hyper-parameters again.
-_NEW = 0.2
+_NEW = 0.04
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
 
@@ -83,7 +83,7 @@ def _window(name: str, value: Any) -> int:
     if number < 2:
         raise InputError(
             f"`{name}` must be at least 2 batches, the new one included; got {value!r}. To learn "
-            "from each batch alone, use `fit`."
+            "from one batch alone, fit a new model."
         )
     return number
 
@@ -187,14 +187,14 @@ class StreamingEstimator(SparseEstimator, ABC):
         params.reported = False
         if params.criterion != "elbo":
             raise InputError(
-                f"`partial_fit` needs criterion='elbo'; got {self.criterion!r}: earlier rows "
-                "cannot be held out."
+                "`criterion` must be 'elbo' to learn from further batches; got "
+                f"{self.criterion!r}: earlier rows cannot be held out. Fit all rows together."
             )
         if hasattr(self, "posterior_") and isnan(self._record().remembered):
             raise InputError(
                 "this model was fitted to rows with missing targets, or resized after a fit with "
-                "known noise or noise per target: what it remembers of them is not enough for "
-                "`partial_fit`. Fit all rows together."
+                "known noise or noise per target: what it remembers of them is not enough to "
+                "learn from further rows. Fit all rows together."
             )
         return params
 

@@ -121,13 +121,15 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         refuse_stream(self.posterior)
         if self.hyper == "laplace":
             raise InputError(
-                f"`partial_fit` needs hyper='point' or 'auto'; got {self.hyper!r}: a stream "
-                "remembers one posterior. Fit all rows together, or pass 'point'."
+                "`hyper` must be 'point' or 'auto' to learn from further batches; got "
+                f"{self.hyper!r}: one posterior is remembered. Fit all rows together, or pass "
+                "'point'."
             )
         if self.likelihood == validation.HETEROSCEDASTIC:
             raise InputError(
-                "`partial_fit` needs noise that does not depend on the inputs; got "
-                f"likelihood={self.likelihood!r}. Fit all rows together, or pass 'gaussian'."
+                "`likelihood` must be one whose noise does not depend on the inputs to learn from "
+                f"further batches; got {self.likelihood!r}. Fit all rows together, or pass "
+                "'gaussian'."
             )
 
     def _check_same_noise(self) -> None:
@@ -137,16 +139,15 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         known = abs(self.likelihood_.noise.max().item() / NEGLIGIBLE - 1) < 1e-3
         if known != (self.noise == "known"):
             raise InputError(
-                "`partial_fit` needs the `noise` of the earlier batches, "
-                f"{'known' if known else 'learnt'}; got noise={self.noise!r}. Set it back, or fit "
-                "all rows together."
+                f"`noise` must be that of the earlier batches, {'known' if known else 'learnt'}; "
+                f"got {self.noise!r}. Set it back, or fit all rows together."
             )
 
     def _standardised(self, rows: Dataset) -> Dataset:
         """Return a batch in the units of the first one."""
         if not rows.complete:
             raise InputError(
-                "`partial_fit` needs rows without missing targets; leave such rows out, or fit all "
+                "further batches must not have missing targets; leave such rows out, or fit all "
                 "rows together."
             )
         scaler, noise = self._y_scaler, rows.noise

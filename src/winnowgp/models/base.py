@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
-from winnowgp.models.kernels import copy_module, covariance
+from winnowgp.models.kernels import copy_module, covariance, share_modules
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetObjective, SubsetStatistics
 from winnowgp.typing import Mask, Scalar
@@ -239,9 +239,16 @@ def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") ->
         )
 
 
-def copy_with(model: _Module, candidates: Tensor, **parameters: Tensor) -> _Module:
-    """Return a copy of a model with other candidates, frozen if they were, and other parameters."""
-    copied = copy_module(model)
+def copy_with(
+    model: _Module, candidates: Tensor, *, shared: bool = False, **parameters: Tensor
+) -> _Module:
+    """Return a copy of a model with other candidates, frozen if they were, and other parameters.
+
+    Args:
+        shared: whether the copy has the kernel, mean and likelihood of the model itself, for models
+            of which only one is trained.
+    """
+    copied = share_modules(model) if shared else copy_module(model)
     learnt = model.get_parameter("candidates").requires_grad
     copied.register_parameter(
         "candidates", nn.Parameter(candidates.detach().clone(), requires_grad=learnt)

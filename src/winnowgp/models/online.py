@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments, moment_bound, moment_posterior
-from winnowgp.bounds.row_blocks import JITTER, RowBlocks, WhitenedChunks
-from winnowgp.bounds.sites import Sites, site_moments
+from winnowgp.bounds.row_blocks import JITTER, RowBlocks
+from winnowgp.bounds.sites import Sites
 from winnowgp.bounds.streaming import (
     Memory,
     known_noise_parts,
@@ -34,6 +34,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 from winnowgp.models.base import copy_with
+from winnowgp.models.batch_sites import batch_site_moments, infer_batch_sites
 from winnowgp.models.chunked_kernels import chunked_kernel
 from winnowgp.models.exact_gp import WithGradient, unpacked
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
@@ -41,7 +42,7 @@ from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.observations import target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
-from winnowgp.models.site_inference import SiteInference, infer_sites
+from winnowgp.models.site_inference import SiteInference
 from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN, VariationalGP
 from winnowgp.typing import Scalar, TargetNoise
 
@@ -121,21 +122,30 @@ class OnlineGP:
         mean = prior_mean(posterior.mean, posterior.Z)
         return cls(model, remember(posterior.Z, posterior.L, moments, mean=mean, noise=noise))
 
-    def with_candidates(self, candidates: Float[Tensor, "K D"]) -> "OnlineGP":
+    def with_candidates(
+        self, candidates: Float[Tensor, "K D"], *, shared: bool = False
+    ) -> "OnlineGP":
         """Return the same model and memory with other candidates.
 
         An explicit q(u) is that of the prior: the bound of a stream does not use it.
+
+        Args:
+            shared: whether it has the kernel, mean and likelihood of this model, not copies.
         """
         model = self.model
         if isinstance(model, SparseGP):
-            return replace(self, model=model.with_candidates(candidates))
+            return replace(self, model=model.with_candidates(candidates, shared=shared))
         K, eye = len(candidates), torch.eye(len(candidates)).to(candidates)
         q_mean, q_factor = candidates.new_zeros(K, model.P), eye.repeat(model.P, 1, 1)
-        return replace(self, model=copy_with(model, candidates, q_mean=q_mean, q_factor=q_factor))
+        model = copy_with(model, candidates, shared=shared, q_mean=q_mean, q_factor=q_factor)
+        return replace(self, model=model)
 
     def at_memory(self) -> "OnlineGP":
-        """Return the same model and memory, with the points of the memory as candidates."""
-        return self.with_candidates(self.memory.Z)
+        """Return the same model and memory, with the points of the memory as candidates.
+
+        Kernel, mean and likelihood are those of this model, not copies.
+        """
+        return self.with_candidates(self.memory.Z, shared=True)
 
     @torch.no_grad()
     def moments(
@@ -412,54 +422,10 @@ class OnlineGP:
         start: Sites | None = None,
         match: Matches | None = None,
     ) -> SiteInference:
-        """Return the optimal q(u) given the batch and the memory.
-
-        The remembered rows are R rows of each latent function with Gaussian noise of variance one.
-        """
-        model, memory = self.model, self.memory
-        assert isinstance(model, VariationalGP)
-        blocks = RowBlocks.of(data, points=model.K)
-        kernel, _ = chunked_kernel(model.kernel, model.candidates, blocks)
+        """Return the optimal q(u) given the batch and the memory."""
+        assert isinstance(self.model, VariationalGP)
         V, _ = self._projection(L, match=match)
-        R, P = memory.y.shape
-        chunks = WhitenedChunks(kernel, blocks, L=L).followed_by(
-            torch.cat([V @ A for A in memory.A], 1)
-        )
-        observations = observation_model(model.likelihood)
-        centre = prior_mean(model.mean, data.X).detach()
-        old = memory.centred(prior_mean(model.mean, memory.Z)).detach().mT.reshape(-1)
-        output = torch.eye(P, dtype=V.dtype, device=V.device).repeat_interleave(R, 0)
-
-        def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
-            if rows.start >= data.N:
-                m, v = (m * output).sum(1), (v * output).sum(1)
-                return -0.5 * ((m - old).square() + v)
-            block = data.part(rows)
-            return block.weighted(observations.expected_log_prob(block.Y, centre[rows] + m, v))
-
-        def coupling(m: Tensor, v: Tensor) -> Tensor | None:
-            H = observations.coupling(centre + m[: data.N], v[: data.N])
-            if H is None:
-                return None
-            H = H if data.weights is None else data.weights[:, None, None] * H
-            return torch.cat([H, torch.diag_embed(output)])
-
-        precision = observations.initial_precision()
-        if start is None and precision is not None:
-            # As in `svgp`: under a wide q(f), far targets have hardly any gradient.
-            precision = data.weighted(precision.expand(data.Y.shape).clone())
-            start = Sites(
-                torch.cat([precision * (data.Y - centre), output * old[:, None]]),
-                torch.cat([precision, output]),
-            )
-        return infer_sites(
-            chunks,
-            expected,
-            P=P,
-            coupling=coupling,
-            start=start,
-            gain=gain * data.observations,
-        )
+        return infer_batch_sites(self.model, self.memory, data, L=L, V=V, gain=gain, start=start)
 
     def _of_sites(
         self,
@@ -470,18 +436,8 @@ class OnlineGP:
         match: Matches | None = None,
     ) -> list[Moments]:
         """Return the moments of inferred sites, which include the remembered rows."""
-        N, P = data.observations + self.memory.N, self.memory.P
-        own = site_moments(inference.sums, constant=inference.constant(), N=N)
-        # Of the memory, the sites do not have the residual and the trace.
         remembered = self._remembered(L, match=match)
-        return [
-            replace(
-                m,
-                square=m.square + self.memory.residual / P,
-                diagonal=m.diagonal + (r.diagonal - r.C.diagonal().sum()),
-            )
-            for m, r in zip(own, remembered, strict=True)
-        ]
+        return batch_site_moments(inference, self.memory, remembered, N=data.observations)
 
     def _profiled(self, data: Dataset, start: list[Sites | None], *, match: Matches) -> Scalar:
         """Return the bound at the optimal sites, with its gradient; `start` keeps the sites."""

@@ -292,9 +292,15 @@ class SparseGP(InducingModel):
         lower, upper = _total(moment_bound, moments), _total(moment_upper_bound, moments)
         return Evidence(lower, upper, "trace")
 
-    def with_candidates(self, candidates: Float[Tensor, "J D"]) -> "SparseGP":
-        """Return a new model with the same parameters and other candidates."""
-        return copy_with(self, candidates)
+    def with_candidates(
+        self, candidates: Float[Tensor, "J D"], *, shared: bool = False
+    ) -> "SparseGP":
+        """Return a new model with the same parameters and other candidates.
+
+        Args:
+            shared: whether it has the kernel, mean and likelihood of this model, not copies.
+        """
+        return copy_with(self, candidates, shared=shared)
 
     def _pruned(self, *masks: Tensor) -> "SparseGP":
         return self.with_candidates(self.candidates[masks[0]])

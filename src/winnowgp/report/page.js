@@ -252,7 +252,8 @@
       return;
     }
     const folds = F.settings.folds;
-    const measured = folds === undefined ? `Measured on ${plural(Q.rows, "row")} not used for training`
+    const measured = F.settings.batches !== undefined ? `Measured on ${plural(Q.rows, "row")} of the last update, predicted before they were learnt`
+      : folds === undefined ? `Measured on ${plural(Q.rows, "row")} not used for training`
       : `Measured on ${plural(Q.rows, "row")} in ${folds} folds, each predicted by a model of the rows of other folds; the model of this page was fitted to all rows`;
     here.append(el("p", { class: "note" }, `${measured}. The constant is the best constant prediction.`));
     table(here, ["", "model", "constant", ""], Q.metrics.map((m) => [m.name, digits(m.value), digits(m.baseline), `${m.better} is better`]), [1, 2]);

@@ -16,6 +16,7 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
+    CONTENDERS,
     Path,
     SearchResult,
     backward_elimination,
@@ -176,15 +177,18 @@ class SizeFrontier:
         return replace(self, elbos=elbos, log_densities=densities)
 
 
-def elimination_frontier(statistics: SearchObjective, *, lowest: float = -math.inf) -> Frontier:
+def elimination_frontier(
+    statistics: SearchObjective, *, lowest: float = -math.inf, contenders: int = CONTENDERS
+) -> Frontier:
     """Return the frontier of one backward elimination, the fastest to compute; O(K³).
 
     Its subsets are nested.
 
     Args:
         lowest: bound in nats below which subsets need not be good ones, which is faster.
+        contenders: number of candidates whose gains are followed exactly; fewer are faster.
     """
-    path = backward_elimination(statistics, lowest=lowest)
+    path = backward_elimination(statistics, lowest=lowest, contenders=contenders)
     return Frontier(bounds=path.bounds.flip(0), masks=path.masks.flip(0), N=statistics.N)
 
 

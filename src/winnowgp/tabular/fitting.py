@@ -17,7 +17,7 @@ from winnowgp.data.columns import column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import FitWarning, InputError
+from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
 from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.kernels import AUTO, parse_kernel
@@ -41,6 +41,8 @@ from winnowgp.tabular.splits import (
 from winnowgp.tabular.targets import (
     check_positive,
     check_proportions,
+    constant_target_warning,
+    few_rows_warning,
     implied_task,
     known_noise,
     likelihood_for,
@@ -213,7 +215,9 @@ def fit_table(
     if likelihood == "beta":
         check_proportions(y, target, number, percent=encoder.target.sign == "%")
     # Issued after the fit, so that an error about the input is the only message.
-    early: list[FitWarning | None] = []
+    early: list[FitWarning | None] = [few_rows_warning(len(train))]
+    constant = None if task == "classification" else constant_target_warning(y[train], target)
+    early.append(constant)
     if task == "regression" and likelihood == "auto" and not log_target:
         early.append(likelihood_warning(y[train], target))
     if split_by is None and test_table is None and len(test):
@@ -267,6 +271,9 @@ def fit_table(
     fit_seconds = perf_counter() - start
     if len(test):
         seen = {type(alarm) for alarm in alarms}
+        if constant is not None:
+            # No prediction of a constant is better than the constant.
+            seen |= {type(constant), WorseThanConstantWarning}
         columns = table_columns(encoder, inputs)
         more = diagnose(
             estimator,

@@ -1,6 +1,7 @@
 """Models of several columns of a table: `fit_outputs_table` and `MultiOutputTable`."""
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -13,11 +14,12 @@ from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.columns import column_kinds, parse_numbers
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import InputError
+from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
+from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -167,6 +169,8 @@ def fit_outputs_table(
     X = encoder.encode(inputs)
     estimator = MultiOutputGPRegressor(random_state=seed, **options).fit(X[train], Y[train])
     estimator.callbacks = estimator.checkpoint = None
+    for alarm in _alarms(estimator, names, Y[train]):
+        warnings.warn(alarm, stacklevel=2)
     quality = _quality(estimator, names, X[test], Y[test]) if len(test) else {}
     return MultiOutputTable(encoder, estimator, names, id_column, quality, settings or {})
 
@@ -203,6 +207,23 @@ def cross_validate_outputs(
         decimal = options.get("decimal", "auto")
         qualities.append(fold.evaluate(labelled.part(test), decimal=decimal))
     return replace(model, quality=_mean_quality(names, qualities)), qualities
+
+
+def _alarms(
+    estimator: MultiOutputGPRegressor, targets: list[str], Y: np.ndarray[Any, Any]
+) -> list[FitWarning]:
+    """Return warnings about few rows, constant targets, and a model without inducing points."""
+    constant = [constant_target_warning(y, name) for y, name in zip(Y.T, targets, strict=True)]
+    found = [few_rows_warning(len(Y)), *constant]
+    if not sum(estimator.n_inducing_) and not all(constant) and len(Y) >= FEW_ROWS:
+        found.append(
+            NoInducingPointsWarning(
+                "no process has inducing points: the model predicts the same for every row, "
+                "because inducing points gain no more than they would by chance. Check that the "
+                "inputs vary and have to do with the targets, or add columns or rows."
+            )
+        )
+    return [alarm for alarm in found if alarm is not None]
 
 
 def _mean_quality(

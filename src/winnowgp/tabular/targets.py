@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
 from winnowgp.data.columns import ColumnKind
-from winnowgp.errors import InputError, LikelihoodWarning
+from winnowgp.errors import (
+    FewRowsWarning,
+    InputError,
+    LikelihoodWarning,
+    NoInducingPointsWarning,
+)
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.report.sentences import counted
 
@@ -16,6 +21,9 @@ TASKS = ("regression", "classification", "counts")
 COUNT_LIKELIHOODS = ("poisson", "negative-binomial")
 
 Values = NDArray[np.float64]
+
+FEW_ROWS = 10
+"""Rows below which a model is fitted with a warning."""
 
 _MOST_CLASSES = 50
 # Robust standard deviations from the median, and the largest share of rows, of outliers.
@@ -213,6 +221,28 @@ def likelihood_warning(y: Values, target: str) -> LikelihoodWarning | None:
         f"{int(far.sum())} of {len(y)} targets are far from the others: {target!r} is "
         f"{y[furthest]:g} in one row, {distance[furthest]:.0f} robust standard deviations from the "
         f"median. Correct them if they are errors; {remedy}."
+    )
+
+
+def few_rows_warning(rows: int) -> FewRowsWarning | None:
+    """Return a warning if the model is fitted to so few rows that priors decide."""
+    if rows >= FEW_ROWS:
+        return None
+    return FewRowsWarning(
+        f"the model was fitted to {rows} row{'' if rows == 1 else 's'}: priors, rather than rows, "
+        "decide what it predicts, and neither intervals nor quality can be relied on. Add rows: at "
+        f"least {FEW_ROWS}, and more if there are many columns."
+    )
+
+
+def constant_target_warning(y: Values, target: str) -> NoInducingPointsWarning | None:
+    """Return a warning if the target has one value in all training rows that have it."""
+    known = y[~np.isnan(y)]
+    if len(known) < 2 or np.ptp(known) > 0:
+        return None
+    return NoInducingPointsWarning(
+        f"the target {target!r} is {known[0]:g} in all {len(known)} training rows: the model "
+        "predicts the same for every row. Check the column, or add rows with other values."
     )
 
 

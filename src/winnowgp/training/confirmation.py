@@ -20,7 +20,7 @@ constant in the average over hyper-parameters (`laplace`).
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import exp, log, pi
+from math import exp, log, pi, sqrt
 from operator import itemgetter
 
 import torch
@@ -219,6 +219,9 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     1 − v, the mean square of its distance from the constant. So a share w multiplies the predictive
     variance by 1 + w (2 − w) (1/v − 1) in the mean over rows. This factor is at most 3/2.
 
+    These gains decided that the model is used, so that their mean is too large on average. One
+    standard error is subtracted from each, at most a third of their median.
+
     Args:
         gain: gains of the held-out rows, in nats, summed over P targets.
         N: number of all rows.
@@ -227,6 +230,9 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     >>> round(constant_weight(torch.full((8,), 1.0), 8), 3)
     0.039
     """
+    if len(gain) > 1:
+        error = (gain.std() / sqrt(len(gain))).item()
+        gain = gain - min(error, max(gain.median().item() / 3, 0.0))
     nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
     density = (N * rows.mean(1) + (_PRIOR - 1) * nodes.log()).softmax(0)

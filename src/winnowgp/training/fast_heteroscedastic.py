@@ -95,13 +95,13 @@ def fit_heteroscedastic(
         reported=False,
         evidence_rows=_EVIDENCE_ROWS,
     )
-    own = _noise_context(context, rows.N)
+    own = noise_context(context, rows.N)
     noise = _fit_noise(model.log_noise, targets, training=settings, context=own)
     start = model.with_parts(function=plain.model, log_noise=noise.model).normalised(rows)
     if not start.log_noise.K:
         return _constant(plain, start, noise, rows)
     in_turn = Budget(model.candidates.device, seconds=_share(clock, _IN_TURN))
-    steps = _Steps(rows, training, context, own, in_turn)
+    steps = _Steps(rows, training, context, in_turn)
     current = steps.alternate(start)
     current, pool, selection = steps.select_noise(current, settings.goal)
     earlier = not isinstance(training.goal, AllCandidates)
@@ -152,8 +152,6 @@ class _Steps:
     rows: Dataset
     training: SparseTraining
     context: TrainingContext
-    noise_context: TrainingContext
-    """That of the steps of g."""
     budget: Budget
 
     def alternate(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
@@ -194,7 +192,7 @@ class _Steps:
             frontier,
             frontier.masks[M],
             goal=goal,
-            generator=self.noise_context.generator,
+            generator=noise_context(self.context, self.rows.N).generator,
             max_steps=self.training.inclusion_steps,
         )
         selected = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
@@ -209,7 +207,7 @@ class _Steps:
 
     def _noise(self, model: HeteroscedasticGP) -> tuple[VariationalGP, Dataset]:
         """Return a copy of g and its targets, where its steps are computed."""
-        device = self.noise_context.generator.device
+        device = _noise_device(self.context, self.rows.N)
         return copy_module(model.log_noise).to(device), model.residuals(self.rows).to(device)
 
     def _with_noise(self, model: HeteroscedasticGP, log_noise: VariationalGP) -> HeteroscedasticGP:
@@ -236,21 +234,32 @@ class _Steps:
         return self.context.checkpoint_log.once(lambda: self.budget.remaining == 0)
 
     def _steps(self, model: Model, rows: Dataset) -> FastSteps[Model]:
+        is_function = isinstance(model, SparseGP)
         return FastSteps(
             model,
             rows,
             rows=self.training.selection_rows,
-            context=self.context if isinstance(model, SparseGP) else self.noise_context,
+            context=self.context if is_function else noise_context(self.context, rows.N),
             budget=self.budget,
             warm_start=True,
         )
 
 
-def _noise_context(context: TrainingContext, N: int) -> TrainingContext:
-    """Return the context of the steps of g, which are computed on the device of its generator."""
-    if context.generator.device.type == "cpu" or N > _CPU_ROWS:
+def _noise_device(context: TrainingContext, N: int) -> torch.device:
+    """Return the device on which the steps of g are computed."""
+    return torch.device("cpu") if N <= _CPU_ROWS else context.generator.device
+
+
+def noise_context(context: TrainingContext, N: int) -> TrainingContext:
+    """Return the context of a step of g, whose generator is on the device of this step.
+
+    A generator on another device than that of the fit has a seed from it. It is made anew for each
+    step, because checkpoints save the state of the fit's generator alone.
+    """
+    if context.generator.device == (device := _noise_device(context, N)):
         return context
-    return replace(context, generator=torch.Generator().manual_seed(draw_seed(context.generator)))
+    seed = draw_seed(context.generator)
+    return replace(context, generator=torch.Generator(device).manual_seed(seed))
 
 
 def _fit_noise(

@@ -321,22 +321,27 @@ class _Search(Generic[Model]):
         """Return the most probable starts of functions that vary rapidly along one column only."""
         rows = self.rows(count)
         template = starting_points(self.models[0], self.data)[-1]
-        values = []
-        for part, kernel in enumerate(trainable_lengthscales(template.kernel)):
+        tried, values = copy_module(template), []
+        for part, kernel in enumerate(trainable_lengthscales(tried.kernel)):
             spread = column_spread(kernel, self.data)
             if spread.dim() == 0 or (len(spread) == 1 and self.data.D == 1):
                 continue
+            before = kernel.lengthscale.detach().clone()
             for column in range(len(spread)):
                 for short in _SHORT:
-                    start = copy_module(template)
                     lengthscale = 2 * sqrt(len(spread)) * spread
                     lengthscale[column] = short * spread[column]
-                    own = trainable_lengthscales(start.kernel)[part]
-                    set_within(own, "lengthscale", lengthscale)
-                    values.append((_objective(start, rows), len(values), start))
+                    set_within(kernel, "lengthscale", lengthscale)
+                    values.append((_objective(tried, rows), part, lengthscale))
+            set_within(kernel, "lengthscale", before)
         self.budget.spend(0.4 * len(values) * dense_work(template, rows))
-        values.sort(key=lambda value: (-value[0], value[1]))
-        return [Start(start, 0) for value, _, start in values[:most] if value > -inf]
+        values.sort(key=lambda value: -value[0])
+        starts = []
+        for _, part, lengthscale in (value for value in values[:most] if value[0] > -inf):
+            start = copy_module(template)
+            set_within(trainable_lengthscales(start.kernel)[part], "lengthscale", lengthscale)
+            starts.append(Start(start, 0))
+        return starts
 
     def linear_term(
         self, ranked: list[Optimum[Model]], bases: Sequence[Optimum[Model]], count: int
