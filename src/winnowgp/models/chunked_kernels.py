@@ -238,7 +238,6 @@ class StationaryChunks(ChunkedKernel):
         K.mul_(self._s)
         if weighed is not K:
             weighed.mul_(self._s)
-            weighed.diagonal().fill_(self._s)
         # The diagonal is known.
         K.diagonal().fill_(self._s)
         return K, weighed

@@ -214,6 +214,13 @@ class Matern12Profile(RadialProfile):
         t = u().clamp_(0, _FAR).sqrt_()
         return P.div_(t).masked_fill_(t < _ROUNDED, 0.0)
 
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        t = u.clamp_(0, _FAR).sqrt_()
+        k = t.neg().exp_()
+        return k, (k / t).masked_fill_(t < _ROUNDED, 0.0)
+
 
 @final
 class Matern32Profile(RadialProfile):
