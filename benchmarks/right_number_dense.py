@@ -23,7 +23,8 @@ from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.kernels import prior_variance
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training.budget import Budget
-from winnowgp.training.hyperparameters import Optimum, maximise_evidence
+from winnowgp.training.hyperparameters import maximise_evidence
+from winnowgp.training.optima import Optimum
 
 Values = NDArray[np.float64]
 Covariance = Callable[[Values, Values], Values]

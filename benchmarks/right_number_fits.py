@@ -279,17 +279,20 @@ def _fit_sizes(settings: Settings) -> Row:
         small = model.resized(M)
         fresh, of_fresh = fitted(default_regressor(settings, max_points=M), problem.X, problem.y)
         posterior, data = small.posterior_, _dataset(scaled)
+        own_density, own_scores = _test_scores(small, problem)
+        fresh_density, fresh_scores = _test_scores(fresh, problem)
         own = SparseGP(posterior.kernel, posterior.Z, noise=posterior.likelihood.noise.item())
         row["sizes"].append(
             {
                 "M": M,
                 "elbo": small.elbo_ / N,
-                "log_density": _test_scores(small, problem)[1]["log_density"],
+                "log_density": own_scores["log_density"],
                 "oracle_elbo": _oracle(small, scaled)[1] / N,
                 "bound": own.fixed_bound(data) / N,
                 "fresh_points": fresh.n_inducing_,
                 "fresh_elbo": of_fresh["elbo"],
-                "fresh_log_density": _test_scores(fresh, problem)[1]["log_density"],
+                "fresh_log_density": fresh_scores["log_density"],
+                **_paired("fresh_gap", fresh_density, own_density),
                 "fresh_cpu_s": of_fresh["cpu_s"],
             }
         )

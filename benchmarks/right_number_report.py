@@ -302,25 +302,36 @@ def _columns(rows: Sequence[Row]) -> str:
 
 
 def _sizes(rows: Sequence[Row]) -> str:
-    header = ("table", "seed", "points", "M", "log density", "fresh fit", "difference")
-    header += ("ELBO", "fresh fit", "dense ELBO − reported", "model's bound − reported")
-    lines = [
-        (
-            row["settings"]["name"],
-            row["settings"]["seed"],
-            row["points"],
-            size["M"],
-            _number(size["log_density"]),
-            _number(size["fresh_log_density"]),
-            f"{size['log_density'] - size['fresh_log_density']:+.4f}",
-            _number(size["elbo"]),
-            _number(size["fresh_elbo"]),
-            f"{size['oracle_elbo'] - size['elbo']:+.1e}",
-            f"{size['bound'] - size['elbo']:+.1e}",
+    header = ("table", "M", "splits", "log density", "fresh fit", "difference", "lowest")
+    header += (
+        "its standard error in a split",
+        "ELBO",
+        "fresh fit",
+        "dense ELBO − reported, largest",
+    )
+    fits: dict[tuple[str, int], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["settings"]["name"]):
+        for size in row["sizes"]:
+            fits.setdefault((row["settings"]["name"], size["M"]), []).append(size)
+    lines = []
+    for (name, M), sizes in fits.items():
+        differences = [size["log_density"] - size["fresh_log_density"] for size in sizes]
+        errors = [size["fresh_gap_se"] for size in sizes if "fresh_gap_se" in size]
+        lines.append(
+            (
+                name,
+                M,
+                len(sizes),
+                _mean(sizes, "log_density"),
+                _mean(sizes, "fresh_log_density"),
+                f"{sum(differences) / len(differences):+.4f}",
+                f"{min(differences):+.4f}",
+                _number(sum(errors) / len(errors)) if errors else "",
+                _mean(sizes, "elbo"),
+                _mean(sizes, "fresh_elbo"),
+                f"{max(abs(size['oracle_elbo'] - size['elbo']) for size in sizes):.1e}",
+            )
         )
-        for row in rows
-        for size in row["sizes"]
-    ]
     return markdown(header, lines)
 
 

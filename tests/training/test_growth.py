@@ -22,8 +22,9 @@ from winnowgp.training.growth import (
     measure_last_doubling,
     refit,
 )
-from winnowgp.training.hyperparameters import Initialization, Optimum
+from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.optima import Optimum
 from winnowgp.training.schedules import TrainingContext
 
 N, NOISE, TOLERANCE = 120, 0.01, 0.01

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +19,7 @@ from winnowgp.models import SparseGP
 from winnowgp.training import hyperparameters
 from winnowgp.training.budget import Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
-from winnowgp.training.hyperparameters import (
-    Initialization,
-    Optimum,
-    approaches,
-    divergence,
-    maximise_evidence,
-)
+from winnowgp.training.hyperparameters import Initialization, maximise_evidence
 from winnowgp.training.initialization import (
     random_start_centres,
     scaled,
@@ -442,44 +436,6 @@ def test_starting_points_keep_equal_terms_apart() -> None:
     for start in starts:
         long, short = (part.lengthscale for part in trainable_lengthscales(start.kernel))
         torch.testing.assert_close(short, 0.1 * long, rtol=1e-4, atol=0)
-
-
-def test_divergence_equals_dense_kl_divergence() -> None:
-    rows = data(N=12)
-    a = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=0.2, mean=ConstantMean())
-    a.mean.initialize(constant=0.3)
-    b = scaled(a, variance=1.7, lengthscale=0.6, noise=3.0)
-    b.mean.initialize(constant=-0.2)
-
-    def distribution(gp: SparseGP) -> torch.distributions.MultivariateNormal:
-        kernel, prior_mean = cast(Any, gp.kernel), cast(Any, gp.mean)
-        variance, lengthscale = kernel.outputscale, kernel.base_kernel.lengthscale
-        K = variance * torch.exp(-0.5 * (rows.X - rows.X.mT).square() / lengthscale**2)
-        mean = prior_mean.constant.expand(rows.N)
-        K = K + gp.noise * torch.eye(rows.N, dtype=K.dtype)
-        return torch.distributions.MultivariateNormal(mean, K)
-
-    with torch.no_grad():
-        expected = torch.distributions.kl_divergence(distribution(a), distribution(b)).item()
-    assert divergence(a, b, rows) == pytest.approx(expected, rel=1e-9)
-    assert divergence(a, a, rows) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_approaches_same_mode_only() -> None:
-    """Hyper-parameters next to an optimum approach it; those of another mode do not."""
-    rows = data()
-
-    def optimum(gp: SparseGP) -> Optimum[SparseGP]:
-        return Optimum(gp, gp.dense_bound(rows)().item(), rows.N, 0)
-
-    best = optimum(warm(smooth_start(rows), rows))
-    noisy = smooth_start(rows).with_candidates(rows.X[:0])
-    maximise_elbo(noisy, rows.X, objective=noisy.dense_bound(rows), stop=Stop(1e-6, 10, 300))
-    near = optimum(scaled(best.model, variance=1.3, lengthscale=0.9, noise=1.2))
-    assert approaches(near, best, rows)
-    assert not approaches(best, near, rows)
-    assert not approaches(optimum(noisy), best, rows)
-    assert not approaches(Optimum(near.model, near.evidence, rows.N, 1), best, rows)
 
 
 def test_random_start_centres_are_means_of_their_rows() -> None:

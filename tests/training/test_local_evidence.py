@@ -13,9 +13,9 @@ from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 from winnowgp.training import local_evidence
 from winnowgp.training.budget import Budget
-from winnowgp.training.hyperparameters import Optimum
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.local_evidence import local_blocks, maximise_local_evidence
+from winnowgp.training.optima import Optimum
 
 
 def seeded(seed: int = 0) -> torch.Generator:

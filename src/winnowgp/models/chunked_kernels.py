@@ -171,7 +171,7 @@ class StationaryChunks(ChunkedKernel):
         # Where k is not differentiable, rounding of r² near zero would be that of r squared.
         is_near = profile.is_smooth and profile.steepness * reach <= _REACH
         self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
-        self._Kuu = self._covariance()
+        self._Kuu, self._weighed = self._covariances()
         self._zero()
 
     def fork(self) -> "StationaryChunks":
@@ -210,9 +210,8 @@ class StationaryChunks(ChunkedKernel):
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
         first, second, total = features.split([D, D, 1], 1)
-        P = uu.mul_(self._Kuu)
-        d_log_s = d_log_s + P.sum()
-        W = self._profile.weigh_(P, self._uu)
+        d_log_s = d_log_s + torch.dot(uu.reshape(-1), self._Kuu.reshape(-1))
+        W = uu.mul_(self._weighed)
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
         moved = W @ Z - W.sum(1, keepdim=True) * Z
         d_Z = self._w * (2 * moved + first - total * Z)
@@ -229,18 +228,19 @@ class StationaryChunks(ChunkedKernel):
         features = block.features.to(self._coefficients.dtype)
         return torch.mm(self._coefficients, features.mT).to(self._dtype)
 
-    def _uu(self) -> Float[Tensor, "M M"]:
-        """Return c r² of all pairs of inducing points."""
+    def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
+        """Return K_uu and K_uu ∘ ρ, which may be one tensor."""
         c = self._profile.rate
-        norm = c * self._norm
-        return torch.mm(-2 * c * self._wZ, self._Z.mT).add_(norm[:, None]).add_(norm)
-
-    def _covariance(self) -> Float[Tensor, "M M"]:
-        K = self._profile.covariances_(self._uu(), 0.0).mul_(self._s)
-        # Make it exactly symmetric, with the known diagonal.
-        K = (K + K.mT).mul_(0.5)
+        norm, products = c * self._norm, torch.mm(-c * self._wZ, self._Z.mT)
+        # Products are symmetric up to rounding, and their sums exactly.
+        u = (products + products.mT).add_(norm[:, None] + norm)
+        K, weighed = self._profile.weighed_covariances_(u)
+        K.mul_(self._s)
+        if weighed is not K:
+            weighed.mul_(self._s)
+        # The diagonal is known.
         K.diagonal().fill_(self._s)
-        return K
+        return K, weighed
 
 
 @final

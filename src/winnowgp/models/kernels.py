@@ -166,6 +166,12 @@ class RadialProfile(ABC):
     ) -> Float[Tensor, "*S"]:
         """Return P ∘ ρ(u), overwriting P and u; `u` is called only if ρ is not constant."""
 
+    @abstractmethod
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        """Return k(u) of unit variance and k(u) ρ(u), which may be one tensor; overwrites u."""
+
 
 @final
 class RBFProfile(RadialProfile):
@@ -180,6 +186,12 @@ class RBFProfile(RadialProfile):
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
     ) -> Float[Tensor, "*S"]:
         return P
+
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        k = self.covariances_(u, 0.0)
+        return k, k
 
 
 @final
@@ -202,6 +214,13 @@ class Matern12Profile(RadialProfile):
         t = u().clamp_(0, _FAR).sqrt_()
         return P.div_(t).masked_fill_(t < _ROUNDED, 0.0)
 
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        t = u.clamp_(0, _FAR).sqrt_()
+        k = t.neg().exp_()
+        return k, (k / t).masked_fill_(t < _ROUNDED, 0.0)
+
 
 @final
 class Matern32Profile(RadialProfile):
@@ -219,6 +238,14 @@ class Matern32Profile(RadialProfile):
     ) -> Float[Tensor, "*S"]:
         # ρ = 1/(1 + t): a square root and a division instead of another exponential.
         return P.div_(u().clamp_(0, _FAR).sqrt_().add_(1))
+
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        # k ρ = exp(−t)
+        t = u.clamp_(0, _FAR).sqrt_()
+        weighed = t.neg().exp_()
+        return t.mul_(weighed).add_(weighed), weighed
 
 
 @final
@@ -239,6 +266,15 @@ class Matern52Profile(RadialProfile):
         squares = u().clamp_(0, _FAR)
         linear = squares.sqrt().add_(1)
         return P.mul_(linear).div_(linear.add_(squares, alpha=1 / 3))
+
+    def weighed_covariances_(
+        self, u: Float[Tensor, "*S"]
+    ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
+        # k ρ = (1 + t) exp(−t),  k = k ρ + t²/3 exp(−t)
+        t = u.clamp_(0, _FAR).sqrt()
+        scaled = t.neg().exp_()
+        weighed = t.mul_(scaled).add_(scaled)
+        return torch.addcmul(weighed, u, scaled, value=1 / 3, out=u), weighed
 
 
 _MATERN: dict[float, RadialProfile] = {

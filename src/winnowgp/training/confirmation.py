@@ -38,13 +38,14 @@ from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
-from winnowgp.training.hyperparameters import Initialization, Optimum
+from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.initialization import (
     scaled,
     starting_points,
     trainable_lengthscales,
     with_unit_weights,
 )
+from winnowgp.training.optima import Optimum
 
 # Nats by which a model with points must exceed the constant one, and more per kernel parameter: the
 # evidence of a kernel that fits pure noise exceeds the constant model's by about as much. Of few

@@ -26,7 +26,6 @@ from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
     Initialization,
-    Optimum,
     maximise_evidence,
     optimise_evidence,
 )
@@ -38,6 +37,7 @@ from winnowgp.training.initialization import (
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.local_evidence import maximise_local_evidence
+from winnowgp.training.optima import Optimum
 from winnowgp.training.schedules import TrainingContext
 from winnowgp.typing import Mask
 

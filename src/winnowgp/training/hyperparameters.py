@@ -24,17 +24,11 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.linalg import (
-    definite_cholesky,
-    half_log_det,
-    solve_lower,
-    squared_norm,
-    threads_for,
-)
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.greedy import pivoted_cholesky
-from winnowgp.models.kernels import copy_module, covariance, prior_mean
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
@@ -50,6 +44,14 @@ from winnowgp.training.initialization import (
     with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.optima import (
+    Optimum,
+    approaches,
+    best_objectives,
+    best_optima,
+    descending,
+    distinct_optima,
+)
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -64,34 +66,6 @@ _FEW, _SHORTLY = 3, 12
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
-# Hyper-parameters approach an optimum if their divergence from it is at most so many times what
-# they lack, plus so many nats per observation, and at most so many; rows by which it is computed.
-_QUADRATIC, _EQUAL, _NEAR, _COMPARED = 4.0, 2e-3, 0.1, 300
-# Optima differ if their evidences differ by so many nats per observation.
-_DISTINCT = 2e-3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Optimum(Generic[Model]):
-    """Hyper-parameters that maximise the exact evidence of some rows."""
-
-    model: Model
-    """The model without candidates."""
-    evidence: float
-    """Evidence in nats, without priors."""
-    observations: float
-    """Number of observations behind the evidence; with weights, their sum."""
-    kernel: int
-    """Position of its kernel among those that were compared."""
-    log_prior: float = 0.0
-    """Log density of the hyper-parameters under their priors, in nats."""
-    converged: bool = False
-    """Whether the optimisation ended before its largest number of iterations."""
-
-    @property
-    def objective(self) -> float:
-        """The evidence and the priors of hyper-parameters, by which optima are compared."""
-        return self.evidence + self.log_prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +124,13 @@ def maximise_evidence(
     else:
         # The first of those that continue is an optimum of these rows already.
         ranked += search.optimise([*search.continued(ranked)[1:], *starts], comparison)
-        ranked.sort(key=_descending)
+        ranked.sort(key=descending)
     ranked += search.optimise(search.other_kernels(ranked, first), comparison)
-    ranked.sort(key=_descending)
-    kernels = _best_of_each(ranked, len(models))
+    ranked.sort(key=descending)
+    kernels = best_objectives(ranked, len(models))
     linear_gain = None
     if linear_term and not comparison < rows <= STAGES[-1]:
-        ranked, linear_gain = search.linear_term(ranked, _best_optima(ranked)[:2], comparison)
+        ranked, linear_gain = search.linear_term(ranked, best_optima(ranked)[:2], comparison)
     for count in others[1:]:
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
@@ -164,11 +138,11 @@ def maximise_evidence(
         if count <= STAGES[-1] and linear_gain is None:
             # Fewer rows may have no optimum near the best one of these.
             ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
-            ranked.sort(key=_descending)
+            ranked.sort(key=descending)
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
         # A slope that pays with all rows may not pay with a part of them.
         ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
-    optima = tuple(_distinct(ranked))
+    optima = tuple(distinct_optima(ranked))
     return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
 
 
@@ -228,7 +202,7 @@ class _Search(Generic[Model]):
         ranked = self._ranked(starts[:1], rows, stop) if few else []
         first = self._ranked(starts[len(ranked) :], rows, Stop(stop.gain, stop.window, _SHORTLY))
         half = first if few else first[: 1 if expensive else (len(first) + 1) // 2]
-        best = [] if expensive else _best_optima(first)
+        best = [] if expensive else best_optima(first)
         highest = max([o.objective for o in (*ranked, *first)], default=-inf)
         for optimum in first:
             if any(approaches(optimum, other, rows) for other in ranked):
@@ -241,7 +215,7 @@ class _Search(Generic[Model]):
             else:
                 start = Start(optimum.model, optimum.kernel)
                 ranked += self._ranked([start], rows, stop)
-        return sorted(ranked, key=_descending)
+        return sorted(ranked, key=descending)
 
     def _ranked(
         self, starts: Sequence[Start[Model]], rows: Dataset, stop: Stop
@@ -263,7 +237,7 @@ class _Search(Generic[Model]):
             else:
                 optimum, ended = sparse
                 (optima if ended else approximate).append(optimum)
-        approximate.sort(key=_descending)
+        approximate.sort(key=descending)
         settled = stop.iterations <= _SHORTLY
         for optimum in approximate:
             if settled:
@@ -274,7 +248,7 @@ class _Search(Generic[Model]):
             after = self._optimise(model, rows, few, optimum.kernel)
             settled = after.objective - optimum.objective < _CLOSE * rows.observations
             optima.append(after)
-        return sorted(optima, key=_descending)
+        return sorted(optima, key=descending)
 
     def _optimise(self, model: Model, rows: Dataset, stop: Stop, kernel: int) -> Optimum[Model]:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
@@ -333,7 +307,7 @@ class _Search(Generic[Model]):
         with more rows, too, can end in a worse mode.
         """
         starts = [Start(ranked[0].model, ranked[0].kernel)]
-        for optimum in _distinct(ranked)[:2]:
+        for optimum in distinct_optima(ranked)[:2]:
             model = copy_module(optimum.model)
             if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))
@@ -396,7 +370,7 @@ class _Search(Generic[Model]):
         """
         rows, starts = self.rows(count), []
         for kernel, model in enumerate(self.models[1:], start=1):
-            modes = [transferred(optimum.model, model) for optimum in _distinct(ranked)[:2]]
+            modes = [transferred(optimum.model, model) for optimum in distinct_optima(ranked)[:2]]
             own = max(starting_points(model, self.data)[1:], key=lambda m: _objective(m, rows))
             starts += [Start(start, kernel) for start in (*modes, own)]
         return starts
@@ -418,49 +392,6 @@ def optimise_evidence(
     except TrainingError:
         return -inf, 0
     return maximum.value, maximum.iterations
-
-
-def approaches(optimum: Optimum[Model], other: Optimum[Model], rows: Dataset) -> bool:
-    """Return whether hyper-parameters of lower evidence are near the optimum `other`.
-
-    Near a maximum of the evidence the nats that are missing are about half the squared distance in
-    the metric of the information matrix, and so is the KL divergence between the distributions of
-    the targets. Where that is much larger, the hyper-parameters belong to another mode.
-    """
-    if optimum.kernel != other.kernel or optimum.objective > other.objective:
-        return False
-    missing = (other.objective - optimum.objective) / rows.observations
-    part = rows.part(slice(_COMPARED))
-    most = min(_QUADRATIC * missing + _EQUAL, _NEAR)
-    return divergence(other.model, optimum.model, part) <= most * part.N
-
-
-@torch.no_grad()
-def divergence(a: InducingModel, b: InducingModel, rows: Dataset) -> float:
-    """Return the KL divergence of the prior distributions of one target in some rows, in nats.
-
-    Infinite for other likelihoods than Gaussian noise that is the same for all rows and targets,
-    and where a covariance cannot be factorised.
-
-        KL = ½ [tr(B⁻¹A) − N + log|B| − log|A| + Δᵀ B⁻¹ Δ],   Δ = difference of the means
-    """
-    if not (isinstance(a, SparseGP) and isinstance(b, SparseGP)):
-        return inf
-    if a.noise.numel() > 1 or rows.noise is not None:
-        return inf
-    try:
-        L_a, L_b = (
-            definite_cholesky(
-                covariance(model.kernel, rows.X, rows.X)
-                + model.noise * torch.eye(rows.N).to(rows.X)
-            )
-            for model in (a, b)
-        )
-    except NotPositiveDefiniteError:
-        return inf
-    means = prior_mean(a.mean, rows.X) - prior_mean(b.mean, rows.X)
-    trace = squared_norm(solve_lower(L_b, L_a)) + squared_norm(solve_lower(L_b, means))
-    return (0.5 * (trace - rows.N) + half_log_det(L_b) - half_log_det(L_a)).item()
 
 
 @torch.no_grad()
@@ -488,37 +419,3 @@ def _optimum(
     with torch.no_grad():
         prior = log_prior(model).item()
     return Optimum(model, evidence, rows.observations, kernel, prior, converged)
-
-
-def _descending(optimum: Optimum[Model]) -> float:
-    return -optimum.objective
-
-
-def _distinct(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
-    """Return the optima whose evidence differs from that of those before them."""
-    distinct: list[Optimum[Model]] = []
-    for optimum in ranked:
-        if optimum.objective == -inf and distinct:
-            continue
-        margin = _DISTINCT * optimum.observations
-        if all(
-            other.kernel != optimum.kernel or other.objective > optimum.objective + margin
-            for other in distinct
-        ):
-            distinct.append(optimum)
-    return distinct
-
-
-def _best_optima(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
-    """Return the best optimum of each kernel, the best first."""
-    best: dict[int, Optimum[Model]] = {}
-    for optimum in ranked:
-        best.setdefault(optimum.kernel, optimum)
-    return list(best.values())
-
-
-def _best_of_each(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, ...]:
-    best = [-inf] * count
-    for optimum in reversed(ranked):
-        best[optimum.kernel] = optimum.objective / optimum.observations
-    return tuple(best)

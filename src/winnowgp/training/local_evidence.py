@@ -23,7 +23,6 @@ from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
-from winnowgp.training.hyperparameters import Optimum
 from winnowgp.training.initialization import (
     noise_of,
     set_noise,
@@ -32,6 +31,7 @@ from winnowgp.training.initialization import (
     with_unit_weights,
 )
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.optima import Optimum
 from winnowgp.typing import Scalar
 
 # Rows of a local block, and the largest number of blocks, by device.

@@ -1,0 +1,127 @@
+"""Optima of the evidence of some rows, and whether two of them are the same.
+
+A search from several starts ends in the same optimum more than once. Those that approach a known
+optimum are not optimised further, and of those with equal evidence one is enough.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic
+
+import torch
+
+from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
+from winnowgp.models import SparseGP
+from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.kernels import covariance, prior_mean
+
+# Hyper-parameters approach an optimum if their divergence from it is at most so many times what
+# they lack, plus so many nats per observation, and at most so many; rows by which it is computed.
+_QUADRATIC, _EQUAL, _NEAR, _COMPARED = 4.0, 2e-3, 0.1, 300
+# Optima differ if their evidences differ by so many nats per observation.
+_DISTINCT = 2e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Optimum(Generic[Model]):
+    """Hyper-parameters that maximise the exact evidence of some rows."""
+
+    model: Model
+    """The model without candidates."""
+    evidence: float
+    """Evidence in nats, without priors."""
+    observations: float
+    """Number of observations behind the evidence; with weights, their sum."""
+    kernel: int
+    """Position of its kernel among those that were compared."""
+    log_prior: float = 0.0
+    """Log density of the hyper-parameters under their priors, in nats."""
+    converged: bool = False
+    """Whether the optimisation ended before its largest number of iterations."""
+
+    @property
+    def objective(self) -> float:
+        """The evidence and the priors of hyper-parameters, by which optima are compared."""
+        return self.evidence + self.log_prior
+
+
+def approaches(optimum: Optimum[Model], other: Optimum[Model], rows: Dataset) -> bool:
+    """Return whether hyper-parameters of lower evidence are near the optimum `other`.
+
+    Near a maximum of the evidence the nats that are missing are about half the squared distance in
+    the metric of the information matrix, and so is the KL divergence between the distributions of
+    the targets. Where that is much larger, the hyper-parameters belong to another mode.
+    """
+    if optimum.kernel != other.kernel or optimum.objective > other.objective:
+        return False
+    missing = (other.objective - optimum.objective) / rows.observations
+    part = rows.part(slice(_COMPARED))
+    most = min(_QUADRATIC * missing + _EQUAL, _NEAR)
+    return divergence(other.model, optimum.model, part) <= most * part.N
+
+
+@torch.no_grad()
+def divergence(a: InducingModel, b: InducingModel, rows: Dataset) -> float:
+    """Return the KL divergence of the prior distributions of one target in some rows, in nats.
+
+    Infinite for other likelihoods than Gaussian noise that is the same for all rows and targets,
+    and where a covariance cannot be factorised.
+
+        KL = ½ [tr(B⁻¹A) − N + log|B| − log|A| + Δᵀ B⁻¹ Δ],   Δ = difference of the means
+    """
+    if not (isinstance(a, SparseGP) and isinstance(b, SparseGP)):
+        return inf
+    if a.noise.numel() > 1 or rows.noise is not None:
+        return inf
+    try:
+        L_a, L_b = (
+            definite_cholesky(
+                covariance(model.kernel, rows.X, rows.X)
+                + model.noise * torch.eye(rows.N).to(rows.X)
+            )
+            for model in (a, b)
+        )
+    except NotPositiveDefiniteError:
+        return inf
+    means = prior_mean(a.mean, rows.X) - prior_mean(b.mean, rows.X)
+    trace = squared_norm(solve_lower(L_b, L_a)) + squared_norm(solve_lower(L_b, means))
+    return (0.5 * (trace - rows.N) + half_log_det(L_b) - half_log_det(L_a)).item()
+
+
+def descending(optimum: Optimum[Model]) -> float:
+    """Return a key that sorts optima, the best first."""
+    return -optimum.objective
+
+
+def distinct_optima(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
+    """Return the optima whose evidence differs from that of those before them."""
+    distinct: list[Optimum[Model]] = []
+    for optimum in ranked:
+        if optimum.objective == -inf and distinct:
+            continue
+        margin = _DISTINCT * optimum.observations
+        if all(
+            other.kernel != optimum.kernel or other.objective > optimum.objective + margin
+            for other in distinct
+        ):
+            distinct.append(optimum)
+    return distinct
+
+
+def best_optima(ranked: Sequence[Optimum[Model]]) -> list[Optimum[Model]]:
+    """Return the best optimum of each kernel, the best first."""
+    best: dict[int, Optimum[Model]] = {}
+    for optimum in ranked:
+        best.setdefault(optimum.kernel, optimum)
+    return list(best.values())
+
+
+def best_objectives(ranked: Sequence[Optimum[Model]], count: int) -> tuple[float, ...]:
+    """Return the best objective of each of `count` kernels per observation, −∞ if it has none."""
+    best = [-inf] * count
+    for optimum in reversed(ranked):
+        best[optimum.kernel] = optimum.objective / optimum.observations
+    return tuple(best)
