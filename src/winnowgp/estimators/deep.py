@@ -4,6 +4,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -364,6 +365,7 @@ def _limit(
     if params.max_predict_us is None:
         return None
 
+    @cache
     def predict_us(sizes: tuple[int, ...]) -> float:
         # A resumed fit does not measure again.
         return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))
