@@ -1,5 +1,6 @@
 """Deep fits of few rows that end below a shallow GP."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 from scipy.stats import norm
 
-from winnowgp import DeepGPRegressor, SparseGPRegressor, load
+from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.models import DeepPosterior
 from winnowgp.models.kernels import covariance
+from winnowgp.training import Progress
 
 
 def rows(N: int = 70) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +23,7 @@ def rows(N: int = 70) -> tuple[np.ndarray, np.ndarray]:
 
 def shortly(layers: int = 2, **options: Any) -> DeepGPRegressor:
     """Return an estimator that is not trained enough."""
-    given = {"n_candidates": 6, "epochs": (2, 3, 3), "smaller_models": 0, "random_state": 0}
+    given = {"epochs": (2, 3, 3), "smaller_models": 0, "random_state": 0}
     return DeepGPRegressor(layers, **{**given, **options})
 
 
@@ -34,7 +36,7 @@ def test_shallow_alternative_has_the_collapsed_bound(fitted: DeepGPRegressor) ->
     X, y = rows()
     X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
     assert fitted.n_inducing_[0] == 1
-    assert fitted.n_inducing_[1] > 6
+    assert fitted.n_inducing_[1] > 1
     posterior = fitted.posterior_
     assert isinstance(posterior, DeepPosterior)
     last, likelihood = posterior.layers[-1], posterior.likelihood
@@ -87,5 +89,35 @@ def test_shallow_alternative_of_one_kernel_and_three_layers() -> None:
     [{"hidden_mean": "identity"}, {"width": 1}, {"skip_connections": True}, {"max_cost": 200.0}],
 )
 def test_specified_deep_models_are_not_replaced(options: dict[str, Any]) -> None:
-    model = shortly(**options).fit(*rows(40))
-    assert model.n_inducing_[-1] <= 6
+    model = shortly(**options, n_candidates=6).fit(*rows(40))
+    assert model.n_inducing_[0] > 1
+
+
+def test_shallow_alternative_has_at_most_the_specified_candidates(fitted: DeepGPRegressor) -> None:
+    model = shortly(n_candidates=6).fit(*rows())
+    assert model.n_inducing_[0] == 1
+    assert model.n_inducing_[1] <= 6 < fitted.n_inducing_[1]
+
+
+def test_shallow_alternative_resumes_from_the_checkpoint(
+    fitted: DeepGPRegressor, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress.phase)
+        if seen.count("optimisation") == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shortly(checkpoint=Checkpoint(tmp_path, every=0.0), callbacks=stop).fit(*rows())
+    resumed: list[str] = []
+    model = shortly(
+        checkpoint=Checkpoint(tmp_path, every=0.0), callbacks=lambda p: resumed.append(p.phase)
+    )
+    model.fit(*rows())
+    assert model.elbo_ == fitted.elbo_
+    # Neither the deep models nor the first steps of the shallow one are trained again.
+    assert "pre-train" in seen
+    assert "initialisation" in seen
+    assert set(resumed) == {"optimisation", "selection"}

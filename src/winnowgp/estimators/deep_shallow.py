@@ -19,6 +19,7 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.selection import Selection
 from winnowgp.training import FastSchedule, FitResult, Tolerance, fit
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.initialization import noise_of, set_noise
 from winnowgp.training.schedules import SizedDeepModel, draw_seed
 
@@ -54,6 +55,7 @@ def with_shallow_alternative(
     rows: Dataset,
     params: validation.Parameters,
     generator: torch.Generator,
+    log: CheckpointLog,
 ) -> FitResult[Any]:
     """Return the result of a deep fit, or that of a shallow GP whose ELBO is clearly higher.
 
@@ -63,8 +65,9 @@ def with_shallow_alternative(
         result: of the deep fit.
         rows: standardised rows.
         generator: source of randomness.
+        log: open log of the fit.
     """
-    shallow = _fitted_shallow(rows, params, generator)
+    shallow = _fitted_shallow(rows, params, generator, log)
     seed = draw_seed(generator)
     model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
     elbo = seeded_elbo(model, rows, generator, seed=seed)
@@ -98,7 +101,7 @@ def is_identity(model: DeepGP) -> bool:
 
 
 def _fitted_shallow(
-    rows: Dataset, params: validation.Parameters, generator: torch.Generator
+    rows: Dataset, params: validation.Parameters, generator: torch.Generator, log: CheckpointLog
 ) -> FitResult[SparseGP]:
     """Return the fit of a shallow GP with the last layer's kernel, or the best of several."""
     own = params.kernel[params.layers - 1]
@@ -106,12 +109,20 @@ def _fitted_shallow(
     model = SparseGP(kernel_from(first, rows.D), rows.X[:0], noise=0.1)
     schedule = FastSchedule(
         Tolerance(params.tolerance),
+        n_candidates=params.shallow_candidates,
         kernels=tuple(kernel_from(other, rows.D) for other in others),
         linear_term=bool(others),
     )
     # The seed of the fit, so that a shallow estimator of the same `random_state` gives the same.
     seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-    return fit(model, rows, schedule=schedule, callbacks=params.callbacks, generator=seeded)
+    return fit(
+        model,
+        rows,
+        schedule=schedule,
+        callbacks=params.callbacks,
+        checkpoint=log,
+        generator=seeded,
+    )
 
 
 def _as_deep(
