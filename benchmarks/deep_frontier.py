@@ -181,9 +181,12 @@ def train_all(
         while left:
             done, left = wait(left, return_when=FIRST_COMPLETED)
             for future in done:
-                cases = future.result()
-                if future in selections:
-                    left |= {pool.submit(_train, *selections[future], case) for case in cases}
+                if error := future.exception():
+                    # The other models are trained all the same.
+                    print(f"failed: {error!r}", flush=True)
+                elif future in selections:
+                    split = selections[future]
+                    left |= {pool.submit(_train, *split, case) for case in future.result()}
 
 
 def _rows() -> dict[tuple[Any, ...], Row]:
