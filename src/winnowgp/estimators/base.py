@@ -90,7 +90,7 @@ class BaseGP(BaseEstimator, ABC):
     kernel: Any = "rbf"
     alpha: Any = "auto"
     tolerance: float | None = None
-    n_candidates: int | None = None
+    n_candidates: Any = None
     schedule: str = "fast"
     batch_size: int | str | None = None
     random_state: int | np.random.RandomState | None = None
