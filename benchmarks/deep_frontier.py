@@ -48,7 +48,10 @@ MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
 TIMES = Runs(RESULTS / "deep" / "frontier_times.jsonl")
 # Nats per observation by which a pair must be better to count.
 MARGIN = 0.003
-KEYS = ("table", "kind", "seed", "sizes")
+# Number of settings: the chosen allocation and three smaller ones.
+SETTINGS = 4
+PAPER = {(53, 92): 1.297, (37, 80): 1.272, (24, 71): 1.256, (11, 58): 1.185}
+"""Sizes and densities that the paper's figure shows."""
 
 
 def by_hand(
@@ -196,7 +199,7 @@ def _rows() -> dict[tuple[Any, ...], Row]:
 
 def time_all() -> None:
     """Measure the prediction time of all sizes, one after the other and in turns."""
-    sizes = sorted({*GRID, *(tuple(row["sizes"]) for row in MODELS)})
+    sizes = sorted({*GRID, *PAPER, *(tuple(row["sizes"]) for row in MODELS)})
     us = {each: list[float]() for each in sizes}
     # Sizes take turns, so that a busy moment does not fall on one of them.
     for _ in range(CALLS):
@@ -230,7 +233,50 @@ def summary() -> str:
         beaten = len(better) if row["kind"] == "selected" and row["table"] == "kin8nm" else ""
         lines.append((row["table"], row["seed"], kind, row["sizes"], *numbers, beaten))
     header = ("table", "seed", "", "sizes", "µs", "ELBO", "log density", "better pairs")
-    return f"{table(header, lines)}\n\n{gains(rows)}"
+    return f"{table(header, lines)}\n\n{settings(rows, times)}\n\n{gains(rows)}"
+
+
+def settings(rows: list[Row], times: dict[tuple[int, ...], float]) -> str:
+    """Return means over the splits of kin8nm, of pairs set by hand and of every selected setting.
+
+    A setting is the chosen allocation of a split, or the first, second or third smaller one.
+    """
+    rows = [row for row in rows if row["table"] == "kin8nm"]
+    groups = {
+        f"by hand {sizes}": group
+        for (kind, sizes), group in grouped(rows, "kind", "sizes").items()
+        if kind == "by hand"
+    }
+    for (seed,) in grouped(rows, "seed"):
+        own = [row for row in rows if row["kind"] == "selected" and row["seed"] == seed]
+        # All that are trained longer than the chosen one are smaller.
+        largest = max((row["us"] for row in own if row["chosen"]), default=nan)
+        ordered = sorted((r for r in own if r["us"] <= largest), key=lambda r: -r["us"])
+        for number, row in enumerate(ordered[:SETTINGS]):
+            groups.setdefault(f"selected {number}", []).append(row)
+    means = {
+        name: {column: fmean(row[column] for row in group) for column in ("us", "log_density")}
+        for name, group in groups.items()
+    }
+    splits = max(map(len, groups.values()), default=0)
+    lines = []
+    for name, mean in sorted(means.items(), key=lambda item: item[1]["us"]):
+        sizes = [
+            f"{fmean(each):.0f}" for each in zip(*(r["sizes"] for r in groups[name]), strict=True)
+        ]
+        better = [
+            other.removeprefix("by hand ")
+            for other, pair in means.items()
+            if other.startswith("by hand") and len(groups[other]) == splits
+            if pair["us"] <= mean["us"] and pair["log_density"] > mean["log_density"] + MARGIN
+        ]
+        numbers = (f"{mean['us']:.1f}", f"{mean['log_density']:.4f}")
+        beaten = " ".join(better) if name.startswith("selected") else ""
+        lines.append((name, len(groups[name]), " + ".join(sizes), *numbers, beaten))
+    for sizes, nats in PAPER.items():
+        us = times.get(sizes, nan)
+        lines.append(("the paper", "", " + ".join(map(str, sizes)), f"{us:.1f}", f"{nats:.4f}", ""))
+    return table(("", "splits", "points", "µs", "log density", "as quick and better"), lines)
 
 
 def gains(rows: list[Row]) -> str:
