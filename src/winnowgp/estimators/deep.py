@@ -28,9 +28,11 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
 from winnowgp.estimators.deep_shallow import (
     IDENTITY_SAMPLES,
+    can_be_shallow,
     has_shallow_alternative,
     is_identity,
     with_shallow_alternative,
+    with_shallow_top,
 )
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
@@ -288,6 +290,11 @@ class DeepEstimator(AllocatedEstimator, ABC):
             shallow = deepcopy(models[0])
             start_from_shallow(shallow, rows, seed=seed)
             models.append(shallow)
+            if params.tolerance is not None and can_be_shallow(params, data):
+                narrow = initial_deep_gp(
+                    rows, params, layers=params.layers, hidden_mean=means[0], seed=seed, narrow=True
+                )
+                models.append(with_shallow_top(narrow, rows, params, generator, log))
         if len(models) == 1:
             return models[0]
         return select_start(

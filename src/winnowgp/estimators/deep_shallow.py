@@ -4,6 +4,7 @@ Sampled training of a deep GP does not always reach the ELBO of a shallow GP of 
 which the exact evidence selects kernel and hyper-parameters. Few rows can have both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,12 +36,18 @@ def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool
     """Return whether a deep GP of these parameters can be a shallow one, and may be."""
     defaults = params.schedule == "fast" and params.hidden_mean == "auto"
     limits = (params.alpha, params.max_cost, params.max_predict_us)
-    gaussian = isinstance(params.likelihood, GaussianLikelihood)
     return (
         defaults
         and params.tolerance is not None
         and all(limit is None for limit in limits)
-        and gaussian
+        and can_be_shallow(params, rows)
+    )
+
+
+def can_be_shallow(params: validation.Parameters, rows: Source) -> bool:
+    """Return whether a shallow GP of few rows is a deep one with hidden layers at the identity."""
+    return (
+        isinstance(params.likelihood, GaussianLikelihood)
         and noise_of(params.likelihood) is not None
         and all(width == rows.D for width in params.width[: params.layers - 1])
         and not params.skip_connections
@@ -67,7 +74,10 @@ def with_shallow_alternative(
         generator: source of randomness.
         log: open log of the fit.
     """
-    shallow = _fitted_shallow(rows, params, generator, log)
+    own = params.kernel[params.layers - 1]
+    kernels = params.shallow_kernels or (own,)
+    most = params.shallow_candidates
+    shallow = _fitted_shallow(rows, params, kernels, most, generator, log)
     seed = draw_seed(generator)
     model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
     elbo = seeded_elbo(model, rows, generator, seed=seed)
@@ -100,16 +110,44 @@ def is_identity(model: DeepGP) -> bool:
     )
 
 
+def with_shallow_top(
+    model: DeepGP,
+    rows: Dataset,
+    params: validation.Parameters,
+    generator: torch.Generator,
+    log: CheckpointLog,
+) -> DeepGP:
+    """Return an initial deep GP whose last layer is a shallow GP of the same kernel.
+
+    Args:
+        model: an initial model whose hidden layers are close to the identity.
+        rows: standardised rows.
+        generator: source of randomness.
+        log: open log of the fit.
+    """
+    kernels = (params.kernel[params.layers - 1],)
+    shallow = _fitted_shallow(rows, params, kernels, params.n_candidates, generator, log).model
+    top = DeepLayer(shallow.kernel, shallow.candidates.detach(), outputs=1)
+    start = model.with_layers([*model.layers[:-1], top])
+    _set_noise_of(start, shallow)
+    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return _with_best_q(start, rows, seeded)
+
+
 def _fitted_shallow(
-    rows: Dataset, params: validation.Parameters, generator: torch.Generator, log: CheckpointLog
+    rows: Dataset,
+    params: validation.Parameters,
+    kernels: Sequence[str],
+    most: int | None,
+    generator: torch.Generator,
+    log: CheckpointLog,
 ) -> FitResult[SparseGP]:
-    """Return the fit of a shallow GP with the last layer's kernel, or the best of several."""
-    own = params.kernel[params.layers - 1]
-    first, *others = params.shallow_kernels or (own,)
+    """Return the fit of a shallow GP with the best of some kernels, and so many candidates."""
+    first, *others = kernels
     model = SparseGP(kernel_from(first, rows.D), rows.X[:0], noise=0.1)
     schedule = FastSchedule(
         Tolerance(params.tolerance),
-        n_candidates=params.shallow_candidates,
+        n_candidates=most,
         kernels=tuple(kernel_from(other, rows.D) for other in others),
         linear_term=bool(others),
     )
@@ -137,11 +175,19 @@ def _as_deep(
     identity = [
         DeepLayer(kernel, rows.X[:1], outputs=D, slope=eye.to(last.device)) for _ in range(hidden)
     ]
-    likelihood = copy_likelihood(like.likelihood)
-    noise = noise_of(likelihood)
-    assert noise is not None
-    set_noise(likelihood, shallow.noise.detach().expand_as(noise.value))
     top = DeepLayer(shallow.kernel, last, outputs=1)
-    model = DeepGP([*identity, top], likelihood=likelihood)
+    model = DeepGP([*identity, top], likelihood=copy_likelihood(like.likelihood))
+    _set_noise_of(model, shallow)
+    return _with_best_q(model, rows, generator)
+
+
+def _set_noise_of(model: DeepGP, shallow: SparseGP) -> None:
+    noise = noise_of(model.likelihood)
+    assert noise is not None
+    set_noise(model.likelihood, shallow.noise.detach().expand_as(noise.value))
+
+
+def _with_best_q(model: DeepGP, rows: Dataset, generator: torch.Generator) -> DeepGP:
+    """Return the model with the optimal q(u) of its last layer, given the others."""
     sites = deep_sites(model, rows, eps=model.base_samples(rows.N, IDENTITY_SAMPLES, generator))
     return model.with_layers([*model.layers[:-1], sites[-1].improved(model.layers[-1])])
