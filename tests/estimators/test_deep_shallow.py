@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
+from winnowgp.errors import NoInducingPointsWarning
 from winnowgp.estimators import deep
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
 from winnowgp.models.deep_gp import estimate_elbo
@@ -140,6 +141,16 @@ def test_specified_deep_models_are_not_replaced(options: dict[str, Any]) -> None
     assert isinstance(hidden.kernel, ScaleKernel)
     # That of the alternative is 1e-8.
     assert hidden.kernel.outputscale.item() > 1e-7
+
+
+def test_fit_where_the_shallow_gp_is_a_constant() -> None:
+    X, _ = rows(30)
+    y = np.random.default_rng(2).normal(size=30)
+    with pytest.warns(NoInducingPointsWarning):
+        SparseGPRegressor(random_state=0).fit(X, y)
+    model = shortly().fit(X, y)
+    assert min(model.n_inducing_) > 0
+    assert np.isfinite(model.elbo_)
 
 
 def test_shallow_alternative_has_at_most_the_specified_candidates(fitted: DeepGPRegressor) -> None:

@@ -78,6 +78,8 @@ def with_shallow_alternative(
     kernels = params.shallow_kernels or (own,)
     most = params.shallow_candidates
     shallow = _fitted_shallow(rows, params, kernels, most, generator, log)
+    if shallow.model.K == 0:
+        return result
     seed = draw_seed(generator)
     model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
     elbo = seeded_elbo(model, rows, generator, seed=seed)
@@ -119,6 +121,8 @@ def with_shallow_top(
 ) -> DeepGP:
     """Return an initial deep GP whose last layer is a shallow GP of the same kernel.
 
+    Where a constant is the best shallow GP, the model is returned as it is.
+
     Args:
         model: an initial model whose hidden layers are close to the identity.
         rows: standardised rows.
@@ -127,6 +131,8 @@ def with_shallow_top(
     """
     kernels = (params.kernel[params.layers - 1],)
     shallow = _fitted_shallow(rows, params, kernels, params.n_candidates, generator, log).model
+    if shallow.K == 0:
+        return model
     top = DeepLayer(shallow.kernel, shallow.candidates.detach(), outputs=1)
     start = model.with_layers([*model.layers[:-1], top])
     _set_noise_of(start, shallow)
