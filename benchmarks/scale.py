@@ -7,6 +7,8 @@
 - rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 inducing points, one
   thread, and a selection from the statistics.
 - points: the same for 1e5 rows against the number of inducing points.
+- columns: the same for 1e4 rows against the number of inputs.
+- kernels: the same for 1e4 rows with other kernels, relative to RBF (1e5 rows on a GPU).
 - ranks: the same in one and in two processes of one thread each, started by torchrun.
 - minibatches: training steps of a deep GP and of a classifier in as many processes.
 - fits: whole fits with selection from Parquet files, 256 candidates, two threads.
@@ -36,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from numpy.typing import NDArray
 
@@ -45,27 +47,32 @@ from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
 from winnowgp.data import Dataset, ParquetSource, Source, load_table, shard, standardise
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import DataNotFoundError
+from winnowgp.estimators import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import FastSchedule, fit
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
 POINTS = [32, 64, 128, 256, 512]
+INPUT_COLUMNS = [2, 5, 10, 25, 50, 100]
+KERNELS = ["rbf", "matern12", "matern32", "matern52", "rbf + linear", "rbf[:4] * matern32[4:]"]
 BATCHES = [1024, 4096, 16_384]
 REPEATS = 3
 PRECISIONS = ("double", "mixed")
 
 INPUTS = 9
-COLUMNS = [*(f"x{i}" for i in range(INPUTS)), "y"]
 BLOCK, NOISE = 65_536, 0.3
 
 
-def blocks(rows: int) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def blocks(
+    rows: int, inputs: int = INPUTS
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Yield blocks of inputs and targets; a shorter table is the beginning of a longer one."""
     rng = np.random.default_rng(0)
     for start in range(0, rows, BLOCK):
-        X, noise = rng.normal(size=(BLOCK, INPUTS)), rng.normal(size=BLOCK)
-        f = np.sin(2 * X[:, 0]) + np.cos(X[:, 1] + X[:, 2]) + 0.5 * np.tanh(X[:, 3] * X[:, 4])
+        X, noise = rng.normal(size=(BLOCK, inputs)), rng.normal(size=BLOCK)
+        a, b, c, d, e = (X[:, i % inputs] for i in range(5))
+        f = np.sin(2 * a) + np.cos(b + c) + 0.5 * np.tanh(d * e)
         count = min(BLOCK, rows - start)
         yield X[:count], (f + NOISE * noise)[:count]
 
@@ -75,16 +82,17 @@ def write_parquet(path: Path, rows: int) -> Path:
     import pyarrow
     from pyarrow import parquet
 
-    schema = pyarrow.schema([(name, pyarrow.float64()) for name in COLUMNS])
+    names = [*(f"x{i}" for i in range(INPUTS)), "y"]
+    schema = pyarrow.schema([(name, pyarrow.float64()) for name in names])
     with parquet.ParquetWriter(path, schema) as file:
         for X, y in blocks(rows):
             file.write_table(pyarrow.table([*X.T, y], schema=schema))
     return path
 
 
-def in_memory(rows: int, device: torch.device) -> Dataset:
+def in_memory(rows: int, device: torch.device, inputs: int = INPUTS) -> Dataset:
     """Return the table as tensors."""
-    arrays = list(blocks(rows))
+    arrays = list(blocks(rows, inputs))
     X, y = (torch.from_numpy(np.concatenate([block[i] for block in arrays])) for i in range(2))
     return Dataset.of(X, y).to(device)
 
@@ -122,18 +130,27 @@ def shortest(work: Callable[[], object], repeats: int) -> Seconds:
     return Seconds(min(t.wall for t in times), min(t.cpu for t in times))
 
 
-def gp(source: Source, points: int, *, device: str = "cpu", precision: str = "double") -> SparseGP:
+def gp(
+    source: Source,
+    points: int,
+    *,
+    kernel: str = "rbf",
+    device: str = "cpu",
+    precision: str = "double",
+) -> SparseGP:
     """Return a model of the table whose candidates are the first rows."""
-    base = RBFKernel(ard_num_dims=INPUTS)
-    base.lengthscale = torch.full((1, INPUTS), 2.0)
+    prior = kernel_from(kernel, source.D)
+    for part in prior.modules():
+        if isinstance(part, RBFKernel | MaternKernel):
+            part.lengthscale = torch.full_like(part.lengthscale, 2.0)
     Z = source.part(torch.arange(points)).X.to(device)
-    return SparseGP(ScaleKernel(base), Z, mean=ConstantMean(), noise=0.2, precision=precision)
+    return SparseGP(prior, Z, mean=ConstantMean(), noise=0.2, precision=precision)
 
 
-def open_table(path: str | None, rows: int, device: str) -> Source:
+def open_table(path: str | None, rows: int, device: str, inputs: int = INPUTS) -> Source:
     """Return the rows of a Parquet file, or rows in memory if there is no file."""
     if path is None:
-        return in_memory(rows, torch.device(device))
+        return in_memory(rows, torch.device(device), inputs)
     return ParquetSource(Path(path), targets=["y"])
 
 
@@ -145,13 +162,15 @@ def evaluation(
     path: str | None = None,
     device: str = "cpu",
     precision: str = "double",
+    inputs: int = INPUTS,
+    kernel: str = "rbf",
 ) -> Row:
     """Time the bound and its gradient, the pass for the statistics, and a selection from them."""
-    source = open_table(path, rows, device)
+    source = open_table(path, rows, device, inputs)
     together = ProcessGroup.initialise()
     if torch.distributed.is_torchelastic_launched():
         source = shard(source)
-    model = gp(source, points, device=device, precision=precision)
+    model = gp(source, points, kernel=kernel, device=device, precision=precision)
     bound, values = model.chunked_bound(source), []
 
     def evaluate() -> None:
@@ -162,6 +181,7 @@ def evaluation(
 
     processes = together.world_size
     row: Row = {"rows": rows, "points": points, "precision": precision, "ranks": processes}
+    row |= {"inputs": source.D, "kernel": kernel}
     row |= {"source": "memory" if path is None else "parquet", "first_wall_s": first(evaluate)}
     row |= shortest(evaluate, repeats).row()
     row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
@@ -381,6 +401,27 @@ def run_points(tables: Tables, options: argparse.Namespace) -> None:
         results.add(measured("evaluation", **settings))
 
 
+def run_columns(_tables: Tables, options: argparse.Namespace) -> None:
+    """Measure against the number of inputs."""
+    results = new_results("scale/columns")
+    count, K = max(options.rows or [10_000]), max(options.points or [128])
+    for inputs in INPUT_COLUMNS:
+        settings = {"rows": count, "points": K, "repeats": options.repeats, "inputs": inputs}
+        results.add(measured("evaluation", **settings))
+
+
+def run_kernels(_tables: Tables, options: argparse.Namespace) -> None:
+    """Measure other kernels and RBF in turn, so that a busy machine affects both."""
+    on_cpu = options.device == "cpu"
+    results = new_results("scale/kernels" if on_cpu else "scale/kernels_gpu")
+    count = max(options.rows or [10_000 if on_cpu else 100_000])
+    K = max(options.points or [256 if on_cpu else 1024])
+    settings = {"rows": count, "points": K, "device": options.device, "repeats": 3}
+    for _ in range(options.repeats):
+        for kernel in KERNELS:
+            results.add(measured("evaluation", kernel=kernel, **settings))
+
+
 def run_processes(tables: Tables, options: argparse.Namespace) -> None:
     """Measure against processes, one and two in turn, so that a busy machine affects both."""
     results = new_results("scale/ranks")
@@ -421,6 +462,7 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
         results.add({"kind": kind, **row})
 
     size = {"rows": count, "points": K}
+    add("arithmetic", rows=36_000, points=4 * K, size=16_384 if options.device != "cpu" else 2048)
     add("arithmetic", **size, size=16_384 if options.device != "cpu" else 2048)
     for points in (K // 4, K // 2, K):
         for precision in PRECISIONS:
@@ -438,6 +480,8 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "rows": run_rows,
     "points": run_points,
+    "columns": run_columns,
+    "kernels": run_kernels,
     "ranks": run_processes,
     "minibatches": run_minibatches,
     "fits": run_fits,

@@ -1,7 +1,7 @@
 """Tables and the figure of benchmarks/scale.py, from its result files alone."""
 
 from collections.abc import Callable
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,6 +30,7 @@ COLUMNS: dict[str, Callable[[Row], object]] = {
     "source": lambda row: row["source"],
     "rows": lambda row: f"{row['rows']:,}",
     "points": lambda row: row["points"],
+    "inputs": lambda row: row["inputs"],
     "candidates": lambda row: row["points"],
     "precision": lambda row: row["precision"],
     "seed": lambda row: row["seed"],
@@ -96,6 +97,25 @@ def by_points(rows: list[Row]) -> str:
         text += "\nIn the last step CPU seconds grow as K^{:.2f}, those of a selection as K^{:.2f}."
         text = text.format(*slopes)
     return text
+
+
+def by_columns(rows: list[Row]) -> str:
+    """Describe time against the number of inputs."""
+    text = f"The same for {rows[0]['rows']:,} rows in memory and {rows[0]['points']} points\n"
+    text += shown(rows, "inputs", "s", "CPU s", "peak MiB")
+    slopes = exponent(rows, "inputs", "cpu_s"), exponent(rows[-2:], "inputs", "cpu_s")
+    return text + "\nCPU seconds grow as D^{:.2f}, in the last step as D^{:.2f}.".format(*slopes)
+
+
+def by_kernels(rows: list[Row]) -> str:
+    """Describe the time of other kernels relative to RBF."""
+    best: dict[str, float] = {}
+    clock = "wall_s" if rows[0]["gpu"] else "cpu_s"
+    for row in rows:
+        best[row["kernel"]] = min(row[clock], best.get(row["kernel"], inf))
+    lines = [[name, f"{1000 * s:.1f}", f"{s / best['rbf']:.2f}"] for name, s in best.items()]
+    text = f"{rows[0]['rows']:,} rows, {rows[0]['points']} points, {rows[0]['gpu'] or 'one thread'}"
+    return f"{text}\n{table(('kernel', 'ms', 'relative to RBF'), lines)}"
 
 
 def by_ranks(rows: list[Row]) -> str:
@@ -189,6 +209,9 @@ def of_precisions(fits: list[Row]) -> list[str]:
 REPORTS: dict[str, Callable[[list[Row]], str]] = {
     "rows": by_rows,
     "points": by_points,
+    "columns": by_columns,
+    "kernels": by_kernels,
+    "kernels_gpu": by_kernels,
     "ranks": by_ranks,
     "minibatches": by_minibatches,
     "fits": of_fits,

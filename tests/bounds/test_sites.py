@@ -21,7 +21,8 @@ from winnowgp.bounds.sites import (
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models.chunked_kernels import AutogradChunks, StationaryChunks
+from winnowgp.models.autograd_chunks import AutogradChunks
+from winnowgp.models.chunked_kernels import StationaryChunks
 from winnowgp.models.kernels import RBFProfile, kernel_blocks
 from winnowgp.selection.statistics import subset_statistics
 

@@ -13,6 +13,7 @@ from winnowgp.bounds.row_blocks import RowBlock, RowBlocks
 from winnowgp.data import Dataset
 from winnowgp.models.chunked_kernels import StationaryChunks
 from winnowgp.models.kernels import (
+    Matern12Profile,
     Matern32Profile,
     Matern52Profile,
     RadialProfile,
@@ -23,11 +24,13 @@ from winnowgp.models.kernels import (
 
 PROFILES: dict[str, RadialProfile] = {
     "rbf": RBFProfile(),
+    "matern12": Matern12Profile(),
     "matern32": Matern32Profile(),
     "matern52": Matern52Profile(),
 }
 ORACLES: dict[str, Callable[[Tensor], Tensor]] = {
     "rbf": lambda r: torch.exp(-0.5 * r**2),
+    "matern12": lambda r: torch.exp(-r),
     "matern32": lambda r: (1 + sqrt(3) * r) * torch.exp(-sqrt(3) * r),
     "matern52": lambda r: (1 + sqrt(5) * r + 5 / 3 * r**2) * torch.exp(-sqrt(5) * r),
 }
@@ -84,11 +87,12 @@ def test_stationary_coincident_rows_have_the_variance_to_rounding(name: str) -> 
     kernel = chunks(name, Z - blocks.centre, lengthscale=0.1)
     exact = dense(name, Z, data.X, 0.1)
     Kuf, Kuu = kernel.uf(only(blocks)), kernel.uu()
-    torch.testing.assert_close(Kuf, exact, rtol=0, atol=5e-12)
+    is_smooth = PROFILES[name].is_smooth
+    torch.testing.assert_close(Kuf, exact, rtol=0, atol=5e-12 if is_smooth else 1e-6)
     assert Kuf[exact == 1.7].numel() == 100
     assert torch.equal(Kuu, Kuu.mT)
     assert Kuu.diagonal().tolist() == [1.7] * 100
-    assert float(torch.linalg.eigvalsh(Kuu)[0]) > -1e-11
+    assert float(torch.linalg.eigvalsh(Kuu)[0]) > (-1e-11 if is_smooth else -1e-5)
 
 
 @names
@@ -154,6 +158,7 @@ def test_stationary_gradient_of_coincident_points_is_exact(name: str) -> None:
 def test_stationary_form_recognises_kernels() -> None:
     kinds = {
         RBFProfile: ScaleKernel(RBFKernel(ard_num_dims=3)),
+        Matern12Profile: MaternKernel(nu=0.5, ard_num_dims=3),
         Matern32Profile: ScaleKernel(MaternKernel(nu=1.5)),
         Matern52Profile: ScaleKernel(MaternKernel(nu=2.5, active_dims=(2, 0))),
     }
@@ -163,8 +168,6 @@ def test_stationary_form_recognises_kernels() -> None:
         assert type(form.profile) is profile
         assert form.lengthscales.shape == (3,)
     others = [
-        RBFKernel(),
-        ScaleKernel(MaternKernel(nu=0.5)),
         ScaleKernel(RBFKernel(active_dims=(1, 1))),
         ScaleKernel(ScaleKernel(RBFKernel())),
         ScaleKernel(LinearKernel()),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain, pairwise
-from typing import ClassVar, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -230,7 +230,7 @@ class ChunkedKernel(ABC):
     Methods may overwrite the cotangents that they receive.
     """
 
-    parallel: ClassVar[bool] = False
+    parallel: bool = False
     """Whether forks may be used on several threads at once."""
 
     @abstractmethod

@@ -1,35 +1,31 @@
-"""Kernels and means evaluated in blocks of rows, with gradients of their parameters.
+"""Kernels evaluated in blocks of rows, with gradients of their parameters.
 
-`chunked_kernel` selects the implementation: RBF, Matérn and linear kernels and their sums have
-closed forms; autograd differentiates every other kernel one block at a time.
+`chunked_kernel` selects the implementation: RBF, Matérn and linear kernels have closed forms, and
+so have their sums and products; autograd differentiates every other kernel, or term of a sum or
+product, one block at a time.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
+from functools import reduce
 from typing import final
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel
-from gpytorch.means import Mean, ZeroMean
+from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel, ScaleKernel
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums, add_product
-from winnowgp.bounds.two_pass import ChunkedMean
-from winnowgp.models.kernels import (
-    RadialProfile,
-    covariance,
-    on_columns,
-    prior_mean,
-    prior_variance,
-    stationary_form,
-)
+from winnowgp.models.autograd_chunks import AutogradChunks
+from winnowgp.models.kernels import RadialProfile, on_columns, stationary_form
 from winnowgp.typing import Scalar
 
 # Squared distance of an inducing point from the centre, in lengthscales, for the RBF kernel.
 # Distances are differences of numbers of this size: float32 represents them to 2e-6 up to here, and
 # float64 is used beyond.
 _REACH = 32.0
+_COMBINED = (AdditiveKernel, ProductKernel)
 
 
 def chunked_kernel(
@@ -37,9 +33,9 @@ def chunked_kernel(
 ) -> tuple[ChunkedKernel, list[Tensor]]:
     """Return a kernel that is evaluated in blocks of rows, and the inputs of its gradient.
 
-    Closed forms exist for RBF kernels and for Matérn kernels with ν = 3/2 and 5/2 in a ScaleKernel,
-    for linear kernels, each on all columns or on some, and for sums of these. They return blocks in
-    `dtype`.
+    Closed forms exist for RBF kernels, Matérn kernels and linear kernels, each on all columns or on
+    some, scaled or not, and for sums and products of these. They return blocks in `dtype`. Other
+    terms of a sum or product are left to autograd.
     """
     closed = _closed_form(kernel, Z, blocks, dtype)
     if closed is not None:
@@ -50,42 +46,89 @@ def chunked_kernel(
 
 
 def _closed_form(
-    kernel: Kernel, Z: Float[Tensor, "M D"], blocks: RowBlocks, dtype: torch.dtype | None
+    kernel: Kernel,
+    Z: Float[Tensor, "M D"],
+    blocks: RowBlocks,
+    dtype: torch.dtype | None,
+    scale: Scalar | None = None,
 ) -> tuple[ChunkedKernel, list[Tensor]] | None:
-    """Return a kernel whose gradients are those of the parameters returned with it, and of Z."""
+    """Return a kernel whose gradients are those of the parameters returned with it, and of Z.
+
+    Args:
+        scale: a factor of the kernel, if any.
+    """
     D = Z.shape[1]
-    if type(kernel) is AdditiveKernel and kernel.active_dims is None:
-        terms: list[ChunkedKernel] = []
-        parameters: list[Tensor] = []
-        for term in kernel.kernels:
-            assert isinstance(term, Kernel)
-            closed = _closed_form(term, Z, blocks, dtype)
-            if closed is None:
-                return None
-            terms.append(closed[0])
-            parameters.extend(closed[1])
-        return SummedChunks(terms), parameters
+    if type(kernel) is ScaleKernel and isinstance(kernel.base_kernel, _COMBINED):
+        if kernel.active_dims is not None:
+            return None
+        variance = kernel.outputscale.reshape(())
+        scale = variance if scale is None else scale * variance
+        return _closed_form(kernel.base_kernel, Z, blocks, dtype, scale)
+    if isinstance(kernel, _COMBINED):
+        return _combined_form(kernel, Z, blocks, dtype, scale)
+    factor = 1.0 if scale is None else scale
     if type(kernel) is LinearKernel:
         variances = on_columns(kernel.variance, kernel, D=D, elsewhere=0.0)
         if variances is None:
             return None
+        variances = factor * variances
         return LinearChunks(Z=Z.detach(), variances=variances.detach(), dtype=dtype), [variances]
     form = stationary_form(kernel, D)
     if form is None:
         return None
+    variance = factor * form.variance
     chunks = StationaryChunks(
         form.profile,
         Z=(Z - blocks.centre).detach(),
-        variance=form.variance.detach(),
+        variance=variance.detach(),
         lengthscales=form.lengthscales.detach(),
         dtype=dtype,
     )
-    return chunks, [form.variance, form.lengthscales]
+    return chunks, [variance, form.lengthscales]
+
+
+def _combined_form(
+    kernel: AdditiveKernel | ProductKernel,
+    Z: Float[Tensor, "M D"],
+    blocks: RowBlocks,
+    dtype: torch.dtype | None,
+    scale: Scalar | None,
+) -> tuple[ChunkedKernel, list[Tensor]] | None:
+    """Return a sum or product, some of whose parts may be left to autograd; None if all are."""
+    if kernel.active_dims is not None:
+        return None
+    is_sum = isinstance(kernel, AdditiveKernel)
+    chunks: list[ChunkedKernel] = []
+    parameters: list[Tensor] = []
+    remaining = scale
+    for part in kernel.kernels:
+        assert isinstance(part, Kernel)
+        closed = _closed_form(part, Z, blocks, dtype, scale if is_sum else remaining)
+        if closed is None and is_sum and scale is not None:
+            return None
+        if closed is None:
+            closed = _autograd_part(part, Z)
+        else:
+            # One factor of a product has its scale.
+            remaining = None
+        chunks.append(closed[0])
+        parameters.extend(closed[1])
+    if all(isinstance(part, AutogradChunks) for part in chunks):
+        return None
+    combined = SummedChunks if is_sum else ProductChunks
+    return combined(chunks, dtype=dtype or Z.dtype), parameters
+
+
+def _autograd_part(kernel: Kernel, Z: Float[Tensor, "M D"]) -> tuple[ChunkedKernel, list[Tensor]]:
+    """Return a part of a sum or product that autograd differentiates, and its parameters."""
+    parameters: list[Tensor] = [p for p in kernel.parameters() if p.requires_grad]
+    points = Z.detach().requires_grad_()
+    return AutogradChunks(kernel, Z=points, parameters=[*parameters, points]), parameters
 
 
 @final
 class StationaryChunks(ChunkedKernel):
-    """A scaled RBF or Matérn kernel, with a closed-form gradient in (s, ℓ, Z).
+    """An RBF or Matérn kernel, with a closed-form gradient in (s, ℓ, Z).
 
     With φ(x) = [x, x², 1] and w = 1/ℓ² the scaled squared distances are linear in fixed features,
 
@@ -125,7 +168,8 @@ class StationaryChunks(ChunkedKernel):
         c = profile.rate
         constant = (c * self._norm + log_s if profile.is_log else c * self._norm)[:, None]
         coefficients = torch.cat([-2 * c * self._wZ, (c * self._w).expand(Z.shape), constant], 1)
-        is_near = profile.steepness * reach <= _REACH
+        # Where k is not differentiable, rounding of r² near zero would be that of r squared.
+        is_near = profile.is_smooth and profile.steepness * reach <= _REACH
         self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
         self._Kuu = self._covariance()
         self._zero()
@@ -261,170 +305,91 @@ class LinearChunks(ChunkedKernel):
         self._pulled_v = torch.zeros_like(self._v)
 
 
-@final
-class SummedChunks(ChunkedKernel):
-    """A sum of kernels at the same inducing points.
+class _CombinedChunks(ChunkedKernel):
+    """Several kernels at the same inducing points, combined entry by entry.
 
-    The gradient has the parameters of each term in turn, then Z. A pull-back evaluates the blocks
-    of the terms again, since only their sum was kept.
+    The gradient has the parameters of each kernel in turn, then Z. A pull-back evaluates their
+    blocks again, since only the combined block was kept.
 
     Args:
-        terms: kernels with closed forms, whose last gradient is that of Z.
+        parts: the kernels, whose last gradient is that of Z.
+        dtype: data type of blocks.
     """
 
-    parallel = True
+    def __init__(self, parts: Sequence[ChunkedKernel], *, dtype: torch.dtype) -> None:
+        self._parts, self._dtype = tuple(parts), dtype
+        self._counts = [len(part.pulled()) for part in parts]
+        self.parallel = all(part.parallel for part in parts)
 
-    def __init__(self, terms: Sequence[ChunkedKernel]) -> None:
-        self._terms = tuple(terms)
-        self._counts = [len(term.pulled()) for term in terms]
+    @abstractmethod
+    def _combined(self, entries: Sequence[Tensor]) -> Tensor:
+        """Return the entries of the combined kernel from those of each."""
 
-    def fork(self) -> "SummedChunks":
-        return SummedChunks([term.fork() for term in self._terms])
+    @abstractmethod
+    def _cotangent(self, index: int, cotangent: Tensor, entries: Sequence[Tensor]) -> Tensor:
+        """Return the cotangent of one kernel, which may be overwritten."""
+
+    def fork(self) -> "_CombinedChunks":
+        return type(self)([part.fork() for part in self._parts], dtype=self._dtype)
 
     def uu(self) -> Float[Tensor, "M M"]:
-        return _total([term.uu() for term in self._terms])
+        return self._combined([part.uu() for part in self._parts])
 
     def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        return _total([term.uf(block) for term in self._terms])
+        return self._combined(self._blocks(block, self._dtype))
 
     def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        return torch.stack([term.ff(block) for term in self._terms]).sum(0)
+        return self._combined([part.ff(block) for part in self._parts])
 
     def pull_uf(
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
-        for term in self._terms:
-            # Terms overwrite the cotangent.
-            term.pull_uf(block, cotangent.clone(), term.uf(block).to(cotangent.dtype))
+        blocks = self._blocks(block, cotangent.dtype)
+        for index, part in enumerate(self._parts):
+            part.pull_uf(block, self._cotangent(index, cotangent, blocks), blocks[index])
 
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        for term in self._terms:
-            term.pull_ff(block, cotangent)
+        variances = [part.ff(block) for part in self._parts]
+        for index, part in enumerate(self._parts):
+            part.pull_ff(block, self._cotangent(index, cotangent, variances))
 
     def pulled(self) -> Sums:
-        return tuple(total for term in self._terms for total in term.pulled())
+        return tuple(total for part in self._parts for total in part.pulled())
 
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
         parameters: list[Tensor] = []
         points: list[Tensor] = []
-        first = 0
-        for term, count in zip(self._terms, self._counts, strict=True):
-            *others, d_Z = term.gradient(pulled[first : first + count], uu.clone())
+        blocks, first = [part.uu() for part in self._parts], 0
+        for index, (part, count) in enumerate(zip(self._parts, self._counts, strict=True)):
+            own = self._cotangent(index, uu, blocks)
+            *others, d_Z = part.gradient(pulled[first : first + count], own)
             parameters.extend(others)
             points.append(d_Z)
             first += count
-        return (*parameters, _total(points))
+        return (*parameters, reduce(torch.add, points))
 
-
-def _total(blocks: Sequence[Tensor]) -> Tensor:
-    """Add up blocks, overwriting the first."""
-    total = blocks[0]
-    for block in blocks[1:]:
-        total.add_(block)
-    return total
+    def _blocks(self, block: RowBlock, dtype: torch.dtype) -> list[Float[Tensor, "M B"]]:
+        return [part.uf(block).to(dtype) for part in self._parts]
 
 
 @final
-class AutogradChunks(ChunkedKernel):
-    """Any GPyTorch kernel, differentiated by autograd one block of rows at a time.
+class SummedChunks(_CombinedChunks):
+    """A sum of kernels at the same inducing points."""
 
-    Each pull-back evaluates its block again with gradients, so that only one graph is in memory.
+    def _combined(self, entries: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.add, entries)
 
-    Args:
-        parameters: inputs of the gradient; `Z` may be one of them.
-    """
-
-    def __init__(
-        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], parameters: Sequence[Tensor]
-    ) -> None:
-        self._kernel, self._Z = kernel, Z
-        self._rows = _GradientSums(parameters)
-
-    def fork(self) -> "AutogradChunks":
-        return AutogradChunks(self._kernel, Z=self._Z, parameters=self._rows.parameters)
-
-    @torch.no_grad()
-    def uu(self) -> Float[Tensor, "M M"]:
-        return covariance(self._kernel, self._Z, self._Z)
-
-    @torch.no_grad()
-    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        return covariance(self._kernel, self._Z, block.X)
-
-    @torch.no_grad()
-    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        return prior_variance(self._kernel, block.X)
-
-    def pull_uf(
-        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
-    ) -> None:
-        with torch.enable_grad():
-            self._rows.add(covariance(self._kernel, self._Z, block.X), cotangent.to(self._Z.dtype))
-
-    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        with torch.enable_grad():
-            self._rows.add(prior_variance(self._kernel, block.X), cotangent.expand(len(block)))
-
-    def pulled(self) -> Sums:
-        return self._rows.taken()
-
-    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
-        points = _GradientSums(self._rows.parameters)
-        with torch.enable_grad():
-            points.add(covariance(self._kernel, self._Z, self._Z), uu)
-        return tuple(a + b for a, b in zip(pulled, points.taken(), strict=True))
+    def _cotangent(self, index: int, cotangent: Tensor, entries: Sequence[Tensor]) -> Tensor:
+        return cotangent.clone()
 
 
 @final
-class AutogradMean(ChunkedMean):
-    """Any GPyTorch mean, differentiated by autograd one block of rows at a time.
+class ProductChunks(_CombinedChunks):
+    """A product of kernels at the same inducing points: ∂(Π_j k_j)/∂k_i = Π_{j≠i} k_j."""
 
-    Args:
-        parameters: inputs of the gradient.
-    """
+    def _combined(self, entries: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.mul, entries)
 
-    def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
-        self._mean = mean
-        self._rows = _GradientSums(parameters)
-
-    def fork(self) -> "AutogradMean":
-        return AutogradMean(self._mean, parameters=self._rows.parameters)
-
-    @torch.no_grad()
-    def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
-        if isinstance(self._mean, ZeroMean):
-            return block.Y
-        return block.Y - prior_mean(self._mean, block.X)
-
-    def pull(self, block: RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
-        if self._rows.parameters:
-            with torch.enable_grad():
-                values = prior_mean(self._mean, block.X).expand(cotangent.shape)
-                self._rows.add(values, cotangent)
-
-    def pulled(self) -> Sums:
-        return self._rows.taken()
-
-
-class _GradientSums:
-    """Gradients summed over blocks of rows."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = tuple(parameters)
-        self._totals = self._zeros()
-
-    def add(self, values: Tensor, cotangent: Tensor) -> None:
-        if not values.requires_grad:
-            return
-        gradients = torch.autograd.grad(values, self.parameters, cotangent, allow_unused=True)
-        for total, gradient in zip(self._totals, gradients, strict=True):
-            if gradient is not None:
-                total.add_(gradient)
-
-    def taken(self) -> Sums:
-        """Return the sums and reset them to zero."""
-        totals, self._totals = self._totals, self._zeros()
-        return totals
-
-    def _zeros(self) -> Sums:
-        return tuple(torch.zeros_like(p) for p in self.parameters)
+    def _cotangent(self, index: int, cotangent: Tensor, entries: Sequence[Tensor]) -> Tensor:
+        others = [entry for i, entry in enumerate(entries) if i != index]
+        return reduce(torch.mul, others, cotangent.clone())

@@ -37,6 +37,8 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 # 2ν r² beyond which a Matérn covariance is zero in double precision; keeps infinities out.
 _FAR = 1e6
+# Distance r below which rounding decides it.
+_ROUNDED = 1e-6
 
 Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
@@ -146,6 +148,8 @@ class RadialProfile(ABC):
     """γ, which is −2 ∂ log k/∂r² at r = 0."""
     is_log: ClassVar[bool]
     """Whether u contains the logarithm of the variance."""
+    is_smooth: ClassVar[bool] = True
+    """Whether k is differentiable in r² at r = 0; otherwise γ is not its slope there."""
 
     @abstractmethod
     def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
@@ -171,6 +175,27 @@ class RBFProfile(RadialProfile):
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
     ) -> Float[Tensor, "*S"]:
         return P
+
+
+@final
+class Matern12Profile(RadialProfile):
+    """k = s exp(−t) with t² = u = r², the Matérn kernel with ν = 1/2.
+
+    Its slope in r² is infinite at r = 0, where the one used here is zero: the limit depends on the
+    direction, and opposite ones cancel.
+    """
+
+    rate, steepness, is_log, is_smooth = 1.0, 1.0, False, False
+
+    def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
+        return torch.rsub(u.clamp_(0, _FAR).sqrt_(), log_s).exp_()
+
+    def weigh_(
+        self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
+    ) -> Float[Tensor, "*S"]:
+        # ρ = 1/t
+        t = u().clamp_(0, _FAR).sqrt_()
+        return P.div_(t).masked_fill_(t < _ROUNDED, 0.0)
 
 
 @final
@@ -211,7 +236,11 @@ class Matern52Profile(RadialProfile):
         return P.mul_(linear).div_(linear.add_(squares, alpha=1 / 3))
 
 
-_MATERN: dict[float, RadialProfile] = {1.5: Matern32Profile(), 2.5: Matern52Profile()}
+_MATERN: dict[float, RadialProfile] = {
+    0.5: Matern12Profile(),
+    1.5: Matern32Profile(),
+    2.5: Matern52Profile(),
+}
 
 
 @final
@@ -226,13 +255,11 @@ class StationaryForm:
 
 
 def stationary_form(kernel: Kernel, D: int) -> StationaryForm | None:
-    """Return the form of a scaled RBF or Matérn kernel on D columns, and None for other kernels.
+    """Return the form of an RBF or Matérn kernel on D columns, and None for other kernels.
 
-    The Matérn kernel with ν = 1/2 has no gradient at r = 0 and is not among them.
+    A kernel that is not in a ScaleKernel has a variance of one.
     """
-    if type(kernel) is not ScaleKernel:
-        return None
-    base = kernel.base_kernel
+    base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
     if type(base) is RBFKernel:
         profile = RBFProfile()
     elif type(base) is MaternKernel and base.nu in _MATERN:
@@ -243,7 +270,8 @@ def stationary_form(kernel: Kernel, D: int) -> StationaryForm | None:
     lengthscales = on_columns(base.lengthscale, kernel, D=D, elsewhere=torch.inf)
     if lengthscales is None:
         return None
-    return StationaryForm(profile, kernel.outputscale.reshape(()), lengthscales)
+    variance = kernel.outputscale if type(kernel) is ScaleKernel else lengthscales.new_ones(())
+    return StationaryForm(profile, variance.reshape(()), lengthscales)
 
 
 def on_columns(
@@ -270,7 +298,7 @@ def on_columns(
 def cross_covariance(kernel: Kernel, Z: Float[Tensor, "M D"]) -> Cross:
     """Return k(X, Z) and k(x, x) as a function of X; the rest is computed once.
 
-    Scaled RBF and Matérn kernels need one product and one exponential in place: with RBF a tenth of
+    RBF and Matérn kernels need one product and one exponential in place: with RBF a tenth of
     GPyTorch's time for a single row and a third for 10,000. Linear kernels are a product, and the
     terms of a sum are added up. Other kernels use GPyTorch, and so do RBF and Matérn kernels if a
     gradient in X is needed.
