@@ -1,6 +1,6 @@
 """Two-layer deep GPs: selected allocations against sizes, and inducing points, set by hand.
 
-    python benchmarks/deep_frontier.py train --device cuda --seeds 3 4
+    python benchmarks/deep_frontier.py train --device cuda --seeds 3 4 5 6 7 --jobs 12
     python benchmarks/deep_frontier.py train --device cuda --tables kin40k --no-pairs
     python benchmarks/deep_frontier.py time          # alone, on one CPU thread
     python benchmarks/deep_frontier.py summary
@@ -11,12 +11,15 @@ Kin8nm also has the pairs of sizes of `winnow reproduce kin8nm-deep`, from rando
 get as many updates: 3,000, and those of the smaller models before a smaller one. `time` measures
 the CPU time of the prediction of a row for all sizes: median and quartiles of 25 calls. Settings
 were chosen on split seed 0. Rows that exist already are not run again. Results are in
-benchmarks/results/deep.
+benchmarks/results/deep. A step of one model leaves a GPU idle most of the time: several processes
+(`--jobs`) share it.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache, partial
 from math import log, nan
+from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, final
 
@@ -45,7 +48,10 @@ MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
 TIMES = Runs(RESULTS / "deep" / "frontier_times.jsonl")
 # Nats per observation by which a pair must be better to count.
 MARGIN = 0.003
-KEYS = ("table", "kind", "seed", "sizes")
+# Number of settings: the chosen allocation and three smaller ones.
+SETTINGS = 4
+PAPER = {(53, 92): 1.297, (37, 80): 1.272, (24, 71): 1.256, (11, 58): 1.185}
+"""Sizes and densities that the paper's figure shows."""
 
 
 def by_hand(
@@ -67,6 +73,10 @@ def by_hand(
             model, Minibatches(train, ROWS, generator), "all", steps=updates, context=context
         )
     return model, estimate_elbo(model, train, generator=generator) / train.N
+
+
+# Kind, sizes, start and number of updates of a model that is not selected.
+Case = tuple[str, tuple[int, ...], str, int]
 
 
 @final
@@ -110,9 +120,7 @@ class Split:
                     **seconds.row(),
                 )
 
-    def set_by_hand(
-        self, sizes: tuple[int, ...], kind: str, start: str, *, updates: int = UPDATES
-    ) -> None:
+    def set_by_hand(self, kind: str, sizes: tuple[int, ...], start: str, updates: int) -> None:
         """Train a model with these sizes, and write its row unless there is one."""
         if (self.table, kind, self.seed, sizes) in _rows():
             return
@@ -121,25 +129,14 @@ class Split:
         nats = scores(model, self.test)["standardised_log_density"] - log(self.problem.scale)
         self.add(kind, sizes, elbo=elbo, log_density=nats, updates=updates, **seconds.row())
 
-    def run(self, *, pairs: bool) -> None:
-        """Add the rows that are missing."""
-        if not self.allocations():
-            self.select()
-        if pairs:
-            # Wide first layers first: they are quick and good.
-            order = sorted(GRID, key=lambda p: (-p[0] - 2 * (p == (100, 100)), p[1]))
-            for sizes in order:
-                self.set_by_hand(sizes, "by hand", "random")
-        else:
-            self.compare()
-
-    def compare(self) -> None:
-        """Train as many points as selected ones, from other starts."""
-        for number in COMPARED:
-            for sizes in self.allocations()[number : number + 1]:
-                updates = UPDATES + number * SMALLER
-                for start in STARTS:
-                    self.set_by_hand(sizes, f"as many, {start}", start, updates=updates)
+    def comparisons(self) -> list[Case]:
+        """Return as many points as selected ones, from other starts."""
+        return [
+            (f"as many, {start}", sizes, start, UPDATES + number * SMALLER)
+            for number in COMPARED
+            for sizes in self.allocations()[number : number + 1]
+            for start in STARTS
+        ]
 
     def allocations(self) -> list[tuple[int, ...]]:
         """Return the selected sizes that are no larger than the chosen ones, largest first."""
@@ -151,6 +148,50 @@ class Split:
         return sorted((each for each in sizes if each <= max(chosen)), reverse=True)
 
 
+@cache
+def _split(table: str, seed: int, device: str) -> Split:
+    torch.set_num_threads(1)
+    return Split(table, seed, device)
+
+
+def _select(table: str, seed: int, device: str) -> list[Case]:
+    """Fit the estimator unless it has rows, and return what is compared with it."""
+    split = _split(table, seed, device)
+    if not split.allocations():
+        split.select()
+    return split.comparisons()
+
+
+def _train(table: str, seed: int, device: str, case: Case) -> None:
+    _split(table, seed, device).set_by_hand(*case)
+
+
+def train_all(
+    tables: Sequence[str], seeds: Sequence[int], device: str, *, pairs: bool, jobs: int
+) -> None:
+    """Add the rows that are missing, by so many processes."""
+    # Wide first layers first: they are quick and good.
+    order = sorted(GRID, key=lambda p: (-p[0] - 2 * (p == (100, 100)), p[1]))
+    splits = [(table, seed, device) for seed in seeds for table in tables]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        selections = {pool.submit(_select, *split): split for split in splits}
+        left: set[Future[Any]] = {*selections}
+        for split in splits:
+            for sizes in order if pairs and split[0] == "kin8nm" else ():
+                case = ("by hand", sizes, "random", UPDATES)
+                if (split[0], case[0], split[1], sizes) not in _rows():
+                    left.add(pool.submit(_train, *split, case))
+        while left:
+            done, left = wait(left, return_when=FIRST_COMPLETED)
+            for future in done:
+                if error := future.exception():
+                    # The other models are trained all the same.
+                    print(f"failed: {error!r}", flush=True)
+                elif future in selections:
+                    split = selections[future]
+                    left |= {pool.submit(_train, *split, case) for case in future.result()}
+
+
 def _rows() -> dict[tuple[Any, ...], Row]:
     """Return the rows of all models by their keys."""
     return {(row["table"], row["kind"], row["seed"], tuple(row["sizes"])): row for row in MODELS}
@@ -158,7 +199,8 @@ def _rows() -> dict[tuple[Any, ...], Row]:
 
 def time_all() -> None:
     """Measure the prediction time of all sizes, one after the other and in turns."""
-    sizes = sorted({*GRID, *(tuple(row["sizes"]) for row in MODELS)})
+    selected = [r for r in MODELS if (r["table"], r["kind"]) == ("kin8nm", "selected")]
+    sizes = sorted({*GRID, *PAPER, *(tuple(row["sizes"]) for row in selected)})
     us = {each: list[float]() for each in sizes}
     # Sizes take turns, so that a busy moment does not fall on one of them.
     for _ in range(CALLS):
@@ -192,7 +234,50 @@ def summary() -> str:
         beaten = len(better) if row["kind"] == "selected" and row["table"] == "kin8nm" else ""
         lines.append((row["table"], row["seed"], kind, row["sizes"], *numbers, beaten))
     header = ("table", "seed", "", "sizes", "µs", "ELBO", "log density", "better pairs")
-    return f"{table(header, lines)}\n\n{gains(rows)}"
+    return f"{table(header, lines)}\n\n{settings(rows, times)}\n\n{gains(rows)}"
+
+
+def settings(rows: list[Row], times: dict[tuple[int, ...], float]) -> str:
+    """Return means over the splits of kin8nm, of pairs set by hand and of every selected setting.
+
+    A setting is the chosen allocation of a split, or the first, second or third smaller one.
+    """
+    rows = [row for row in rows if row["table"] == "kin8nm"]
+    groups = {
+        f"by hand {sizes}": group
+        for (kind, sizes), group in grouped(rows, "kind", "sizes").items()
+        if kind == "by hand"
+    }
+    for (seed,) in grouped(rows, "seed"):
+        own = [row for row in rows if row["kind"] == "selected" and row["seed"] == seed]
+        # All that are trained longer than the chosen one are smaller.
+        largest = max((row["us"] for row in own if row["chosen"]), default=nan)
+        ordered = sorted((r for r in own if r["us"] <= largest), key=lambda r: -r["us"])
+        for number, row in enumerate(ordered[:SETTINGS]):
+            groups.setdefault(f"selected {number}", []).append(row)
+    means = {
+        name: {column: fmean(row[column] for row in group) for column in ("us", "log_density")}
+        for name, group in groups.items()
+    }
+    splits = max(map(len, groups.values()), default=0)
+    lines = []
+    for name, mean in sorted(means.items(), key=lambda item: item[1]["us"]):
+        sizes = [
+            f"{fmean(each):.0f}" for each in zip(*(r["sizes"] for r in groups[name]), strict=True)
+        ]
+        better = [
+            other.removeprefix("by hand ")
+            for other, pair in means.items()
+            if other.startswith("by hand") and len(groups[other]) == splits
+            if pair["us"] <= mean["us"] and pair["log_density"] > mean["log_density"] + MARGIN
+        ]
+        numbers = (f"{mean['us']:.1f}", f"{mean['log_density']:.4f}")
+        beaten = " ".join(better) if name.startswith("selected") else ""
+        lines.append((name, len(groups[name]), " + ".join(sizes), *numbers, beaten))
+    for sizes, nats in PAPER.items():
+        us = times.get(sizes, nan)
+        lines.append(("the paper", "", " + ".join(map(str, sizes)), f"{us:.1f}", f"{nats:.4f}", ""))
+    return table(("", "splits", "points", "µs", "log density", "as quick and better"), lines)
 
 
 def gains(rows: list[Row]) -> str:
@@ -223,13 +308,12 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=(3,))
     parser.add_argument("what", choices=("train", "time", "summary"))
     parser.add_argument("--tables", nargs="+", default=["kin8nm"])
-    parser.add_argument("--no-pairs", action="store_true", help="compare starts and no pairs")
+    parser.add_argument("--no-pairs", action="store_true", help="no pairs of the grid")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     if given.what == "train":
-        for seed in given.seeds:
-            for name in given.tables:
-                Split(name, seed, given.device).run(pairs=not given.no_pairs)
+        pairs = not given.no_pairs
+        train_all(given.tables, given.seeds, given.device, pairs=pairs, jobs=given.jobs)
     elif given.what == "time":
         time_all()
     print(summary())

@@ -1,16 +1,23 @@
 """Deep fits of few rows that end below a shallow GP."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from scipy.stats import norm
 
-from winnowgp import DeepGPRegressor, SparseGPRegressor, load
-from winnowgp.models import DeepPosterior
+from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
+from winnowgp.data import Dataset
+from winnowgp.errors import NoInducingPointsWarning
+from winnowgp.estimators import deep
+from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
+from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.kernels import covariance
+from winnowgp.training import Progress
 
 
 def rows(N: int = 70) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +28,7 @@ def rows(N: int = 70) -> tuple[np.ndarray, np.ndarray]:
 
 def shortly(layers: int = 2, **options: Any) -> DeepGPRegressor:
     """Return an estimator that is not trained enough."""
-    given = {"n_candidates": 6, "epochs": (2, 3, 3), "smaller_models": 0, "random_state": 0}
+    given = {"epochs": (2, 3, 3), "smaller_models": 0, "random_state": 0}
     return DeepGPRegressor(layers, **{**given, **options})
 
 
@@ -30,24 +37,67 @@ def fitted() -> DeepGPRegressor:
     return shortly().fit(*rows())
 
 
-def test_shallow_alternative_has_the_collapsed_bound(fitted: DeepGPRegressor) -> None:
+def collapsed_bound(last: DeepLayer, noise: float) -> float:
+    """Return the collapsed bound of a shallow GP of the standardised rows, in nats."""
     X, y = rows()
     X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
-    assert fitted.n_inducing_[0] == 1
-    assert fitted.n_inducing_[1] > 6
-    posterior = fitted.posterior_
-    assert isinstance(posterior, DeepPosterior)
-    last, likelihood = posterior.layers[-1], posterior.likelihood
-    assert isinstance(likelihood, GaussianLikelihood)
-    inputs, Z, noise = torch.tensor(X), last.candidates.detach(), likelihood.noise.item()
+    inputs, Z = torch.tensor(X), last.candidates.detach()
     with torch.no_grad():
         pairs = ((Z, Z), (Z, inputs), (inputs, inputs))
         Kuu, Kuf, Kff = (covariance(last.kernel, *pair).numpy() for pair in pairs)
     Q = Kuf.T @ np.linalg.solve(Kuu + 1e-10 * np.eye(len(Z)), Kuf)
     L = np.linalg.cholesky(Q + noise * np.eye(len(y)))
     bound = norm.logpdf(np.linalg.solve(L, y)).sum() - np.log(np.diag(L)).sum()
-    bound -= 0.5 * np.trace(Kff - Q) / noise
+    return bound - 0.5 * np.trace(Kff - Q) / noise
+
+
+def test_shallow_alternative_has_the_collapsed_bound(fitted: DeepGPRegressor) -> None:
+    assert fitted.n_inducing_[0] == 1
+    assert fitted.n_inducing_[1] > 1
+    posterior = fitted.posterior_
+    assert isinstance(posterior, DeepPosterior)
+    likelihood = posterior.likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+    bound = collapsed_bound(posterior.layers[-1], likelihood.noise.item())
     assert fitted.elbo_ == pytest.approx(bound, abs=0.1)
+
+
+def test_narrow_start_is_a_shallow_gp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden layers have their prior, and the last one the optimal q(u) of a shallow GP."""
+    starts: list[DeepGP] = []
+
+    def first(models: list[DeepGP], *_: Any, **__: Any) -> DeepGP:
+        starts.extend(models)
+        return models[0]
+
+    monkeypatch.setattr(deep, "select_start", first)
+    X, y = rows()
+    shortly(n_candidates=12).fit(X, y)
+    X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
+    data = Dataset.of(torch.tensor(X), torch.tensor(y))
+    narrow = starts[-1]
+    hidden, last = narrow.layers
+    assert (hidden.K, hidden.points().kl().item()) == (12, pytest.approx(0.0, abs=1e-9))
+    assert last.K <= 12
+    likelihood = narrow.likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+    generator = torch.Generator().manual_seed(0)
+    elbo = estimate_elbo(narrow, data, generator=generator, samples=64)
+    # Hidden functions differ from the identity by 0.003.
+    assert elbo == pytest.approx(collapsed_bound(last, likelihood.noise.item()), abs=0.5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"width": 1}, {"skip_connections": True}, {"max_cost": 200.0}, {"alpha": 1.0}]
+)
+def test_narrow_start_is_for_shallow_models_with_a_tolerance(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    def no_shallow_fit(*_: Any) -> DeepGP:
+        raise AssertionError
+
+    monkeypatch.setattr(deep, "with_shallow_top", no_shallow_fit)
+    shortly(**options, n_candidates=6).fit(*rows(40))
 
 
 def test_shallow_alternative_predicts_as_a_shallow_estimator(fitted, tmp_path) -> None:
@@ -87,5 +137,46 @@ def test_shallow_alternative_of_one_kernel_and_three_layers() -> None:
     [{"hidden_mean": "identity"}, {"width": 1}, {"skip_connections": True}, {"max_cost": 200.0}],
 )
 def test_specified_deep_models_are_not_replaced(options: dict[str, Any]) -> None:
-    model = shortly(**options).fit(*rows(40))
-    assert model.n_inducing_[-1] <= 6
+    hidden = shortly(**options, n_candidates=6).fit(*rows(40)).posterior_.layers[0]
+    assert isinstance(hidden.kernel, ScaleKernel)
+    # That of the alternative is 1e-8.
+    assert hidden.kernel.outputscale.item() > 1e-7
+
+
+def test_fit_where_the_shallow_gp_is_a_constant() -> None:
+    X, _ = rows(30)
+    y = np.random.default_rng(2).normal(size=30)
+    with pytest.warns(NoInducingPointsWarning):
+        SparseGPRegressor(random_state=0).fit(X, y)
+    model = shortly().fit(X, y)
+    assert min(model.n_inducing_) > 0
+    assert np.isfinite(model.elbo_)
+
+
+def test_shallow_alternative_has_at_most_the_specified_candidates(fitted: DeepGPRegressor) -> None:
+    model = shortly(n_candidates=6).fit(*rows())
+    assert model.n_inducing_[0] == 1
+    assert model.n_inducing_[1] <= 6 < fitted.n_inducing_[1]
+
+
+def test_shallow_alternative_resumes_from_the_checkpoint(
+    fitted: DeepGPRegressor, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def stop(progress: Progress) -> None:
+        seen.append(progress.phase)
+        # The start has a shallow fit of its own, before the deep models are trained.
+        if "pre-train" in seen and seen[seen.index("pre-train") :].count("optimisation") == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shortly(checkpoint=Checkpoint(tmp_path, every=0.0), callbacks=stop).fit(*rows())
+    resumed: list[str] = []
+    model = shortly(
+        checkpoint=Checkpoint(tmp_path, every=0.0), callbacks=lambda p: resumed.append(p.phase)
+    )
+    model.fit(*rows())
+    assert model.elbo_ == fitted.elbo_
+    # Neither the deep models nor the first steps of the shallow one are trained again.
+    assert set(resumed) == {"optimisation", "selection"}

@@ -7,15 +7,40 @@ import torch
 
 from helpers.deep_problems import deep
 from winnowgp.models import DeepPosterior, deep_costs
-from winnowgp.models.deep_costs import ROWS, deep_predict_us, prediction_prices
+from winnowgp.models.deep_costs import ROWS, deep_predict_us, prediction_cost, prediction_prices
 
 
-def test_prediction_prices_count_inputs_and_outputs_of_layers() -> None:
+def test_prediction_cost_counts_inputs_and_outputs_of_layers() -> None:
     """Two hidden outputs, three, then two targets; ten samples after the first layer."""
-    model = deep(widths=(2, 3), K=(4, 3, 3))
-    costs = torch.tensor([3.0, 4.0 * 10, 3.0 * 10])
-    expected = (3 * costs / costs.sum()).tolist()
-    assert prediction_prices(model, samples=10) == pytest.approx(expected)
+    model = deep(widths=(2, 3), K=(4, 3, 5))
+    first = 4**2 * (1 + 2 / 16) + 10 * 4
+    second = 10 * (3**2 * (1 + 3 / 16) + 10 * 3)
+    last = 10 * (5**2 * (1 + 2 / 16) + 10 * 5)
+    assert prediction_cost(model.layers, samples=10) == pytest.approx(first + second + last)
+
+
+def test_prediction_prices_are_derivatives_of_the_cost_in_squared_sizes() -> None:
+    model, sizes = deep(widths=(2, 3), K=(4, 3, 5)), (40, 30, 50)
+
+    def cost(*sizes: int) -> float:
+        layers = [
+            layer.with_q(
+                torch.zeros(M, layer.D, dtype=torch.float64),
+                torch.zeros(M, layer.P, dtype=torch.float64),
+                torch.eye(M, dtype=torch.float64).repeat(layer.P, 1, 1),
+            )
+            for layer, M in zip(model.layers, sizes, strict=True)
+        ]
+        return prediction_cost(layers, samples=10)
+
+    # Central differences are exact: the cost is a quadratic function of every M.
+    slopes = []
+    for number, M in enumerate(sizes):
+        more, less = list(sizes), list(sizes)
+        more[number], less[number] = M + 1, M - 1
+        slopes.append((cost(*more) - cost(*less)) / ((M + 1) ** 2 - (M - 1) ** 2))
+    expected = [3 * slope / sum(slopes) for slope in slopes]
+    assert prediction_prices(model.layers, sizes, samples=10) == pytest.approx(expected)
 
 
 def test_deep_predict_us_is_the_shortest_time_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any, final
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import prediction_cost
+from winnowgp.models.deep_costs import prediction_cost, prediction_prices
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
+from winnowgp.selection import Frontier
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -24,6 +26,7 @@ from winnowgp.training import (
 )
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.fast_deep import _DeepSteps, _Fitted, grow_candidates
+from winnowgp.training.goals import Goal
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.schedules import TrainingContext
 
@@ -323,6 +326,46 @@ def test_fit_deep_smaller_models_are_a_frontier() -> None:
     within = [posterior for posterior, elbo in models if elbo >= best - tolerance * data.N]
     assert within[0] is result.posterior
     assert result.elbo_gap == pytest.approx(best - result.elbo)
+
+
+def test_alphas_are_priced_at_the_selected_sizes() -> None:
+    @final
+    class Recorded(Goal):
+        """A goal with one α for all layers, which records the prices."""
+
+        def __init__(self) -> None:
+            self.prices: list[tuple[float, ...]] = []
+
+        def size(self, frontier: Frontier, *, reference: float) -> int:
+            raise NotImplementedError
+
+        def best(self, fits: Any, *, N: float) -> int:
+            raise NotImplementedError
+
+        def alphas(self, frontiers: Any, prices: Any = None) -> tuple[float, ...]:
+            self.prices.append(tuple(prices))
+            return tuple(0.1 * price for price in prices)
+
+    model, goal = started(), Recorded()
+    # Concave in M, so that every size is the best for some α.
+    masks = torch.arange(8) < torch.arange(9)[:, None]
+    frontiers = [
+        Frontier(scale * torch.arange(9.0, dtype=torch.float64).sqrt(), masks, 10)
+        for scale in (1.0, 40.0)
+    ]
+    training = DeepTraining(predict_samples=4)
+    steps = _DeepSteps(step_data(), training, 1, 5, TrainingContext(seeded()))
+    alphas = steps.alphas(model, goal, frontiers)
+    assert alphas == tuple(0.1 * price for price in goal.prices[-1])
+    sizes = list(model.sizes)
+    for prices in goal.prices:
+        assert prices == pytest.approx(prediction_prices(model.layers, sizes, samples=4))
+        sizes = [
+            int(frontier.best_for_alpha(0.1 * price).mask.sum())
+            for frontier, price in zip(frontiers, prices, strict=True)
+        ]
+    assert len(goal.prices) > 1
+    assert goal.prices[0] != goal.prices[-1]
 
 
 def test_fit_deep_training_is_repeated_while_it_gains() -> None:

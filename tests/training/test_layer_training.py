@@ -152,6 +152,16 @@ def test_train_layerwise_zero_steps_change_nothing() -> None:
         assert torch.equal(value, before[name]), name
 
 
+def test_train_layerwise_leaves_a_trained_model_unchanged() -> None:
+    model, data = started(hidden_mean="zero"), step_data()
+    with torch.no_grad():
+        model.layers[-1].q_mean[0] = 0.1
+    before = deepcopy(model.state_dict())
+    trained(model, data, steps=3)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_train_layerwise_reports_layers_in_order() -> None:
     told: list[Progress] = []
     trained(started(hidden_mean="zero"), step_data(), steps=2, told=told.append)

@@ -90,7 +90,7 @@ class BaseGP(BaseEstimator, ABC):
     kernel: Any = "rbf"
     alpha: Any = "auto"
     tolerance: float | None = None
-    n_candidates: int | None = None
+    n_candidates: Any = None
     schedule: str = "fast"
     batch_size: int | str | None = None
     random_state: int | np.random.RandomState | None = None
@@ -232,8 +232,9 @@ class BaseGP(BaseEstimator, ABC):
             checkpoint=log,
             generator=generator,
         )
+        result = self._after_training(result, data, params, generator, log)
         log.finish()
-        return self._after_training(result, data, params, generator), generator
+        return result, generator
 
     def _after_training(
         self,
@@ -241,6 +242,7 @@ class BaseGP(BaseEstimator, ABC):
         data: Any,
         params: validation.Parameters,
         generator: torch.Generator,
+        log: CheckpointLog,
     ) -> FitResult[Any]:
         """Return the result of a fit, to which an estimator may add."""
         return result

@@ -4,6 +4,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -27,9 +28,11 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
 from winnowgp.estimators.deep_shallow import (
     IDENTITY_SAMPLES,
+    can_be_shallow,
     has_shallow_alternative,
     is_identity,
     with_shallow_alternative,
+    with_shallow_top,
 )
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
@@ -69,8 +72,8 @@ _BATCHES = {"cpu": 1024, "cuda": 8192}
 _INITIAL_NOISE = 0.1
 # Numbers of layers that "auto" compares.
 _DEPTHS = (1, 2, 3)
-# Largest number of candidates of a layer that grow.
-_MOST_CANDIDATES = 1024
+# Number of candidates of a layer, and largest number of those that grow.
+_CANDIDATES, _MOST_CANDIDATES = 100, 1024
 _METHOD = validation.one_of("mixture", "matched")
 
 
@@ -90,8 +93,8 @@ def _layers(name: str, value: Any) -> int | None:
     return None
 
 
-def _batch_size(name: str, value: Any) -> int | str | None:
-    """Validate `batch_size`: a number, None for all rows, or "auto"."""
+def _optional_or_auto(name: str, value: Any) -> int | str | None:
+    """Validate `batch_size` or `n_candidates`: a number, None or "auto"."""
     if value is None or value == "auto":
         return value
     if isinstance(value, str):
@@ -128,7 +131,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine's CPU with `predict_samples`; allocated and combined like `max_cost`.
         n_candidates: number of candidates of each layer; None starts with 64 and doubles them, up
-            to 1,024, as long as that gains more than the `tolerance`.
+            to 1,024, as long as that gains more than the `tolerance`. "auto" is 100; a shallow GP
+            that is fitted as well then has as many as it needs.
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), on a GPU (100, 3000,
@@ -171,7 +175,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
     alpha: str | float | tuple[float, ...] = "auto"
     max_cost: float | None = None
     max_predict_us: float | None = None
-    n_candidates: int | None = 100
+    n_candidates: int | str | None = AUTO
     epochs: tuple[int, ...] | None = None
     batch_size: int | str | None = "auto"
     samples: int = 1
@@ -181,8 +185,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
         "alpha": _alphas,
-        "batch_size": _batch_size,
+        "batch_size": _optional_or_auto,
         "layers": _layers,
+        "n_candidates": _optional_or_auto,
     }
 
     def _check_combination(self, params: validation.Parameters) -> None:
@@ -219,6 +224,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
                 "`max_cost` is Σ M² over the layers and must allow one inducing point in each of "
                 f"{L} layers; got {self.max_cost!r}."
             )
+        params.shallow_candidates = None if params.n_candidates == AUTO else params.n_candidates
+        if params.n_candidates == AUTO:
+            params.n_candidates = _CANDIDATES
         if params.n_candidates is None and params.tolerance is None:
             raise InputError(
                 "`n_candidates` may be None with a `tolerance`, which decides when more candidates "
@@ -282,6 +290,11 @@ class DeepEstimator(AllocatedEstimator, ABC):
             shallow = deepcopy(models[0])
             start_from_shallow(shallow, rows, seed=seed)
             models.append(shallow)
+            if params.tolerance is not None and can_be_shallow(params, data):
+                narrow = initial_deep_gp(
+                    rows, params, layers=params.layers, hidden_mean=means[0], seed=seed, narrow=True
+                )
+                models.append(with_shallow_top(narrow, rows, params, generator, log))
         if len(models) == 1:
             return models[0]
         return select_start(
@@ -324,6 +337,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         data: Source,
         params: validation.Parameters,
         generator: torch.Generator,
+        log: CheckpointLog,
     ) -> FitResult[Any]:
         if not has_shallow_alternative(params, data):
             return result
@@ -331,7 +345,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         if rows is None:
             # Few rows, which every process then has and fits alike.
             rows = data.part(torch.arange(data.N))
-        return with_shallow_alternative(result, rows, params, generator)
+        return with_shallow_alternative(result, rows, params, generator, log)
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
@@ -364,6 +378,7 @@ def _limit(
     if params.max_predict_us is None:
         return None
 
+    @cache
     def predict_us(sizes: tuple[int, ...]) -> float:
         # A resumed fit does not measure again.
         return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))

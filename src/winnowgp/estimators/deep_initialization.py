@@ -15,14 +15,30 @@ from winnowgp.training.initialization import best_level
 
 FIRST_CANDIDATES = 64
 """Initial number of candidates per layer, if they grow."""
-# Initial prior variance of what a hidden function adds to the identity.
-_HIDDEN_VARIANCE = 0.1
+# Initial prior variance of what a hidden function adds to the identity, and one that is so small
+# that q(u) can start at the prior.
+_HIDDEN_VARIANCE, _NARROW_VARIANCE = 0.1, 1e-5
 
 
 def initial_deep_gp(
-    data: Dataset, params: validation.Parameters, *, layers: int, hidden_mean: str, seed: int
+    data: Dataset,
+    params: validation.Parameters,
+    *,
+    layers: int,
+    hidden_mean: str,
+    seed: int,
+    narrow: bool = False,
 ) -> DeepGP:
-    """Return an untrained model whose candidates are random rows."""
+    """Return an untrained model whose candidates are random rows.
+
+    Args:
+        layers: number of layers.
+        hidden_mean: mean function of hidden layers.
+        seed: of the rows.
+        narrow: whether hidden functions have a prior of so small a variance about the identity that
+            q(u) starts there, instead of a q(u) that is much narrower than the prior. Its KL
+            divergence, six nats for every point and output, outweighs what few rows can gain.
+    """
     # On the CPU, so that the same rows are drawn for every device.
     X = data.X.cpu()
     order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
@@ -30,7 +46,8 @@ def initial_deep_gp(
 
     def kernel(number: int, inputs: int) -> Kernel:
         hidden = number < layers - 1 and hidden_mean == "identity"
-        return initial_kernel(params.kernel[number], inputs, hidden)
+        variance = _NARROW_VARIANCE if narrow else _HIDDEN_VARIANCE
+        return initial_kernel(params.kernel[number], inputs, hidden, variance=variance)
 
     made = deep_layers(
         X,
@@ -39,6 +56,7 @@ def initial_deep_gp(
         widths=(*params.width[: layers - 1], observation_model(likelihood).num_latents(data.P)),
         skip_connections=params.skip_connections,
         hidden_mean=hidden_mean,
+        q_scale=1.0 if narrow else 1e-3,
     )
     model = DeepGP(
         made, likelihood=likelihood, targets=data.P, skip_connections=params.skip_connections
@@ -49,11 +67,19 @@ def initial_deep_gp(
     return model
 
 
-def initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
+def initial_kernel(
+    kernel: str | Kernel, inputs: int, hidden: bool, *, variance: float = _HIDDEN_VARIANCE
+) -> Kernel:
     """Return the initial kernel of a layer.
 
     The lengthscales of a kernel string start at √D: two standardised rows are typically √(2D)
     apart. Those of equal terms differ, as in `kernel_from`.
+
+    Args:
+        kernel: a string, or a kernel that is used as it is.
+        inputs: number of inputs.
+        hidden: whether the layer adds to the identity.
+        variance: factor of its prior variance then.
     """
     initial = kernel_from(kernel, inputs)
     if isinstance(kernel, Kernel):
@@ -61,7 +87,7 @@ def initial_kernel(kernel: str | Kernel, inputs: int, hidden: bool) -> Kernel:
     for component in initial.modules():
         if isinstance(component, ScaleKernel):
             if hidden:
-                component.outputscale = _HIDDEN_VARIANCE * component.outputscale.detach()
+                component.outputscale = variance * component.outputscale.detach()
         elif isinstance(component, Kernel) and component.has_lengthscale:
             lengthscale = component.lengthscale.detach()
             component.initialize(lengthscale=sqrt(lengthscale.shape[-1]) * lengthscale)

@@ -4,6 +4,7 @@ Sampled training of a deep GP does not always reach the ELBO of a shallow GP of 
 which the exact evidence selects kernel and hyper-parameters. Few rows can have both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.selection import Selection
 from winnowgp.training import FastSchedule, FitResult, Tolerance, fit
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.initialization import noise_of, set_noise
 from winnowgp.training.schedules import SizedDeepModel, draw_seed
 
@@ -34,12 +36,18 @@ def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool
     """Return whether a deep GP of these parameters can be a shallow one, and may be."""
     defaults = params.schedule == "fast" and params.hidden_mean == "auto"
     limits = (params.alpha, params.max_cost, params.max_predict_us)
-    gaussian = isinstance(params.likelihood, GaussianLikelihood)
     return (
         defaults
         and params.tolerance is not None
         and all(limit is None for limit in limits)
-        and gaussian
+        and can_be_shallow(params, rows)
+    )
+
+
+def can_be_shallow(params: validation.Parameters, rows: Source) -> bool:
+    """Return whether a shallow GP of few rows is a deep one with hidden layers at the identity."""
+    return (
+        isinstance(params.likelihood, GaussianLikelihood)
         and noise_of(params.likelihood) is not None
         and all(width == rows.D for width in params.width[: params.layers - 1])
         and not params.skip_connections
@@ -54,6 +62,7 @@ def with_shallow_alternative(
     rows: Dataset,
     params: validation.Parameters,
     generator: torch.Generator,
+    log: CheckpointLog,
 ) -> FitResult[Any]:
     """Return the result of a deep fit, or that of a shallow GP whose ELBO is clearly higher.
 
@@ -63,8 +72,14 @@ def with_shallow_alternative(
         result: of the deep fit.
         rows: standardised rows.
         generator: source of randomness.
+        log: open log of the fit.
     """
-    shallow = _fitted_shallow(rows, params, generator)
+    own = params.kernel[params.layers - 1]
+    kernels = params.shallow_kernels or (own,)
+    most = params.shallow_candidates
+    shallow = _fitted_shallow(rows, params, kernels, most, generator, log)
+    if shallow.model.K == 0:
+        return result
     seed = draw_seed(generator)
     model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
     elbo = seeded_elbo(model, rows, generator, seed=seed)
@@ -97,21 +112,61 @@ def is_identity(model: DeepGP) -> bool:
     )
 
 
+def with_shallow_top(
+    model: DeepGP,
+    rows: Dataset,
+    params: validation.Parameters,
+    generator: torch.Generator,
+    log: CheckpointLog,
+) -> DeepGP:
+    """Return an initial deep GP whose last layer is a shallow GP of the same kernel.
+
+    Where a constant is the best shallow GP, the model is returned as it is.
+
+    Args:
+        model: an initial model whose hidden layers are close to the identity.
+        rows: standardised rows.
+        generator: source of randomness.
+        log: open log of the fit.
+    """
+    kernels = (params.kernel[params.layers - 1],)
+    shallow = _fitted_shallow(rows, params, kernels, params.n_candidates, generator, log).model
+    if shallow.K == 0:
+        return model
+    top = DeepLayer(shallow.kernel, shallow.candidates.detach(), outputs=1)
+    start = model.with_layers([*model.layers[:-1], top])
+    _set_noise_of(start, shallow)
+    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+    return _with_best_q(start, rows, seeded)
+
+
 def _fitted_shallow(
-    rows: Dataset, params: validation.Parameters, generator: torch.Generator
+    rows: Dataset,
+    params: validation.Parameters,
+    kernels: Sequence[str],
+    most: int | None,
+    generator: torch.Generator,
+    log: CheckpointLog,
 ) -> FitResult[SparseGP]:
-    """Return the fit of a shallow GP with the last layer's kernel, or the best of several."""
-    own = params.kernel[params.layers - 1]
-    first, *others = params.shallow_kernels or (own,)
+    """Return the fit of a shallow GP with the best of some kernels, and so many candidates."""
+    first, *others = kernels
     model = SparseGP(kernel_from(first, rows.D), rows.X[:0], noise=0.1)
     schedule = FastSchedule(
         Tolerance(params.tolerance),
+        n_candidates=most,
         kernels=tuple(kernel_from(other, rows.D) for other in others),
         linear_term=bool(others),
     )
     # The seed of the fit, so that a shallow estimator of the same `random_state` gives the same.
     seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-    return fit(model, rows, schedule=schedule, callbacks=params.callbacks, generator=seeded)
+    return fit(
+        model,
+        rows,
+        schedule=schedule,
+        callbacks=params.callbacks,
+        checkpoint=log,
+        generator=seeded,
+    )
 
 
 def _as_deep(
@@ -126,11 +181,19 @@ def _as_deep(
     identity = [
         DeepLayer(kernel, rows.X[:1], outputs=D, slope=eye.to(last.device)) for _ in range(hidden)
     ]
-    likelihood = copy_likelihood(like.likelihood)
-    noise = noise_of(likelihood)
-    assert noise is not None
-    set_noise(likelihood, shallow.noise.detach().expand_as(noise.value))
     top = DeepLayer(shallow.kernel, last, outputs=1)
-    model = DeepGP([*identity, top], likelihood=likelihood)
+    model = DeepGP([*identity, top], likelihood=copy_likelihood(like.likelihood))
+    _set_noise_of(model, shallow)
+    return _with_best_q(model, rows, generator)
+
+
+def _set_noise_of(model: DeepGP, shallow: SparseGP) -> None:
+    noise = noise_of(model.likelihood)
+    assert noise is not None
+    set_noise(model.likelihood, shallow.noise.detach().expand_as(noise.value))
+
+
+def _with_best_q(model: DeepGP, rows: Dataset, generator: torch.Generator) -> DeepGP:
+    """Return the model with the optimal q(u) of its last layer, given the others."""
     sites = deep_sites(model, rows, eps=model.base_samples(rows.N, IDENTITY_SAMPLES, generator))
     return model.with_layers([*model.layers[:-1], sites[-1].improved(model.layers[-1])])

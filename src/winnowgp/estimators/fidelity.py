@@ -36,6 +36,7 @@ from winnowgp.models import (
 )
 from winnowgp.models.fidelity_posterior import chain_inputs
 from winnowgp.training import Checkpoint, FitResult
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.laplace import process_members
 
 # Fidelities at most.
@@ -251,6 +252,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
         data: Any,
         params: validation.Parameters,
         generator: torch.Generator,
+        log: CheckpointLog,
     ) -> FitResult[Any]:
         if params.hyper == "laplace":
             members = process_members(result.model, data, generator=generator)

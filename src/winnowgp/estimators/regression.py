@@ -43,6 +43,7 @@ from winnowgp.models.likelihoods import has_noise, is_plain
 from winnowgp.models.mixture import MixturePaths
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
+from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.confirmation import FEW_ROWS
 from winnowgp.training.initialization import best_level
 from winnowgp.training.laplace import MOST_ROWS, with_uncertain_hyperparameters
@@ -266,6 +267,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         data: Source,
         params: validation.Parameters,
         generator: torch.Generator,
+        log: CheckpointLog,
     ) -> FitResult[Any]:
         if params.hyper != "laplace":
             return result

@@ -13,6 +13,9 @@ from winnowgp.models.deep_layer import DeepLayer
 ROWS = 200
 """Rows that are predicted to measure the time."""
 _REPEATS = 7
+# Cost of a multiplication of the products of all outputs, and of an evaluation of the kernel,
+# relative to a multiplication of a triangular solve.
+_PRODUCT, _EVALUATION = 1 / 16, 10.0
 
 
 @final
@@ -32,26 +35,45 @@ class Allocation:
     """Mean log density of held-out rows, in nats per observation, if it was computed."""
 
 
-def prediction_prices(model: DeepGP, *, samples: int) -> tuple[float, ...]:
-    """Return the cost of M² in every layer when a row is predicted, relative to their mean."""
-    costs = _multiplications(model.layers, samples)
+def prediction_prices(
+    layers: Sequence[DeepLayer], sizes: Sequence[int], *, samples: int
+) -> tuple[float, ...]:
+    """Return the cost of M² in every layer when a row is predicted, relative to their mean.
+
+    It is the derivative of the layer's part of `prediction_cost` with respect to M², at M points:
+    where few points remain, the evaluation of the kernel costs more than the O(M²) products.
+
+    Args:
+        sizes: number of inducing points of each layer.
+        samples: number of samples propagated for each row.
+    """
+    costs = [
+        inputs * (_quadratic(layer) + _EVALUATION / (2 * M))
+        for layer, M, inputs in zip(layers, sizes, _inputs(layers, samples), strict=True)
+    ]
     return tuple(cost * len(costs) / sum(costs) for cost in costs)
 
 
-def prediction_cost(layers: Sequence[DeepLayer], *, samples: int) -> int:
-    """Return the number of multiplications of O(M²) when a row is predicted."""
-    costs = _multiplications(layers, samples)
-    return sum(cost * layer.K**2 for cost, layer in zip(costs, layers, strict=True))
+def prediction_cost(layers: Sequence[DeepLayer], *, samples: int) -> float:
+    """Return the cost of the prediction of a row: Σ inputs · (M² (1 + P/16) + 10 M) over layers.
 
-
-def _multiplications(layers: Sequence[DeepLayer], samples: int) -> list[int]:
-    """Return the multiplications per M² of every layer.
-
-    A layer with P outputs takes (1 + P) M² multiplications for each of its inputs: a triangular
-    solve, and one product per output. The first layer has one input per row; the others have
-    `samples` of them.
+    The unit is a multiplication of a triangular solve, one of which takes each input of a layer to
+    its M inducing points. The products of P outputs are one matrix product, which is quicker per
+    multiplication than a solve, and an evaluation of the kernel takes as long as ten. The constants
+    are fitted to times on a CPU. The first layer has one input per row; the others have `samples`.
     """
-    return [(1 + layer.P) * (samples if number else 1) for number, layer in enumerate(layers)]
+    return sum(
+        inputs * layer.K * (_quadratic(layer) * layer.K + _EVALUATION)
+        for layer, inputs in zip(layers, _inputs(layers, samples), strict=True)
+    )
+
+
+def _quadratic(layer: DeepLayer) -> float:
+    return 1 + _PRODUCT * layer.P
+
+
+def _inputs(layers: Sequence[DeepLayer], samples: int) -> list[int]:
+    return [samples if number else 1 for number in range(len(layers))]
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Any, final
 
 import torch
@@ -134,7 +134,9 @@ class Minibatches:
 class Gradient:
     """An objective in nats that has been differentiated already."""
 
-    value: Scalar
+    value: float
+    norm: float
+    """Norm of all gradients together."""
     gradients: Sequence[Tensor]
     """Gradients of −value / scale in the parameters, in the order of `groups` of `Adam`."""
 
@@ -216,10 +218,11 @@ class Adam:
         stage = checkpoint_log.stage(results, start=parameters, scratch={"loop": loop})
         while loop.step < self.steps and not stage.ended:
             loop.set_rates(self.rate_factor(loop.step))
-            value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
-            if value is None:
+            evaluated = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
+            if evaluated is None:
                 loop.reject()
                 continue
+            value, norm = evaluated
             loop.accept()
             if self.rollback_threshold < inf and loop.roll_back(
                 value / scale, self.rollback_threshold, results
@@ -231,19 +234,22 @@ class Adam:
             except EndPhase:
                 break
             if self.max_norm_ratio < inf:
-                loop.norm = self._clip(parameters, loop.norm)
+                loop.norm = self._clip(parameters, norm, loop.norm)
             loop.optimiser.step()
             stage.save()
         while loop.dropped:
-            value = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
-            value = -inf if value is None else value / scale
+            evaluated = _differentiate(loop.optimiser, objective, parameters, scale, process_group)
+            value = -inf if evaluated is None else evaluated[0] / scale
             loop.roll_back(value, self.rollback_threshold, results)
         stage.end()
 
-    def _clip(self, parameters: list[Tensor], average: float | None) -> float:
+    def _clip(self, parameters: list[Tensor], norm: float, average: float | None) -> float:
         """Clip the gradient's norm by its running average, and return the next average."""
         limit = inf if average is None else self.max_norm_ratio * average
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        if norm > limit:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(limit / (norm + 1e-6))
         norm = min(norm, limit)
         return norm if average is None else 0.95 * average + 0.05 * norm
 
@@ -259,17 +265,16 @@ def _differentiate(
     parameters: list[Tensor],
     scale: float,
     process_group: ProcessGroup,
-) -> float | None:
-    """Set the gradients, averaged over processes, and return the objective; None on failure."""
+) -> tuple[float, float] | None:
+    """Set the gradients, averaged over processes; return objective and norm, None on failure."""
     optimiser.zero_grad()
     try:
         value = objective()
         if isinstance(value, Gradient):
             for parameter, gradient in zip(parameters, value.gradients, strict=True):
                 parameter.grad = gradient
-            value = value.value
-        else:
-            (-value / scale).backward()
+            return value.value, value.norm
+        (-value / scale).backward()
     except NotPositiveDefiniteError:
         return None
     if process_group.world_size > 1:
@@ -277,9 +282,10 @@ def _differentiate(
         for own, total in zip(gradients, process_group.all_reduce(*gradients), strict=True):
             own.copy_(total / process_group.world_size)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # One read and few operations: each read synchronises with a GPU.
-    finite = torch.isfinite(value) & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
-    return value.item() if bool(finite) else None
+    # One read: each synchronises with a GPU.
+    norm = torch.nn.utils.get_total_norm(gradients)
+    nats, length = torch.stack([value.detach(), norm.to(value)]).tolist()
+    return (nats, length) if isfinite(nats) and isfinite(length) else None
 
 
 @final

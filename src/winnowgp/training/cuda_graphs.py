@@ -6,6 +6,7 @@ times as long as a GPU takes to execute them. A graph launches all of them at on
 
 import logging
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import final
 
 import torch
@@ -45,7 +46,8 @@ class CapturedPass:
         self._eps = [rows.X.new_zeros(samples, rows.N, layer.P) for layer in model.layers[:-1]]
         self._model, self._batches, self._parameters = model, batches, list(parameters)
         self._rate = rows.X.new_ones(())
-        self._value, self._gradients = rows.X.new_zeros(()), list[Tensor]()
+        # The ELBO and the norm of its gradient, which are read together.
+        self._numbers, self._gradients = rows.X.new_zeros(2), list[Tensor]()
         self._last: list[Tensor] = []
         self._pass = _captured(self._differentiate)
         self._pass()  # A recording is not computed, and the step reads its results.
@@ -54,7 +56,7 @@ class CapturedPass:
     def gradient(self, rows: Dataset, eps: Sequence[Tensor]) -> Gradient | None:
         """Return the ELBO and the gradient of −ELBO / scale; None if it cannot be computed.
 
-        Both are overwritten by the next call.
+        The next call overwrites the gradient.
         """
         pairs = [(self._rows.X, rows.X), (self._rows.Y, rows.Y), *zip(self._eps, eps, strict=True)]
         if rows.weights is not None and self._rows.weights is not None:
@@ -62,9 +64,10 @@ class CapturedPass:
         for own, given in pairs:
             own.copy_(given)
         self._pass()
-        if not bool(torch.isfinite(self._value)):
+        value, norm = self._numbers.tolist()
+        if not (isfinite(value) and isfinite(norm)):
             return None
-        return Gradient(self._value, self._gradients)
+        return Gradient(value, norm, self._gradients)
 
     def step(self, rate: float) -> None:
         """Take a natural-gradient step from the last gradient; none if it cannot be computed."""
@@ -80,7 +83,8 @@ class CapturedPass:
         *gradients, slope = torch.autograd.grad(
             -value / batches.scale, [*self._parameters, top.mean], materialize_grads=True
         )
-        self._value, self._gradients = value.detach(), gradients
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self._numbers, self._gradients = torch.stack([value.detach(), norm]), gradients
         self._last = [
             evaluation.passed.inputs[-1].detach(),
             top.mean.detach(),

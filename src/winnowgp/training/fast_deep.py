@@ -42,6 +42,8 @@ _GROWTH_ROWS = 4096
 # Predicted ELBO gap of the first round relative to the tolerance, and the factor by which it
 # decreases after a round that missed the tolerance.
 _EXCESS, _LESS = 2.0, 0.25
+# Number of times that layers are priced at the sizes of the time before.
+_PRICINGS = 3
 # Factor of the ELBO gap from one of the smaller models to the next.
 _SMALLER = 4.0
 
@@ -300,7 +302,20 @@ class _DeepSteps:
             elbo_gap=gap,
         )
 
-    def cost(self, fitted: _Fitted) -> tuple[int, float]:
+    def alphas(self, model: DeepGP, goal: Goal, frontiers: Sequence[Frontier]) -> tuple[float, ...]:
+        """Return the α of every layer that the goal gives, with prices at the selected sizes."""
+        samples = self.training.predict_samples
+        if samples is None:
+            return goal.alphas(frontiers)
+        alphas, sizes = (), list(model.sizes)
+        for _ in range(_PRICINGS):
+            prices = prediction_prices(model.layers, sizes, samples=samples)
+            alphas = goal.alphas(frontiers, prices)
+            pairs = zip(frontiers, alphas, strict=True)
+            sizes = [int(_nonempty(frontier, alpha).sum()) for frontier, alpha in pairs]
+        return alphas
+
+    def cost(self, fitted: _Fitted) -> tuple[float, float]:
         """Return the cost of a prediction; of equal costs, the higher ELBO is less."""
         samples = self.training.predict_samples or 1
         return prediction_cost(fitted.model.layers, samples=samples), -fitted.elbo
@@ -326,12 +341,10 @@ class _DeepSteps:
             for layer, each in zip(model.layers, sites, strict=True)
         ]
         frontiers = [elimination_frontier(each) for each in statistics]
-        samples = self.training.predict_samples
-        prices = None if samples is None else prediction_prices(model, samples=samples)
         layers = [
             _LayerSelection(each, frontier, _nonempty(frontier, alpha), alpha)
             for each, frontier, alpha in zip(
-                statistics, frontiers, goal.alphas(frontiers, prices), strict=True
+                statistics, frontiers, self.alphas(model, goal, frontiers), strict=True
             )
         ]
         masks = [layer.part_way(share) for layer in layers]

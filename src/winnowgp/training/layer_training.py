@@ -90,7 +90,7 @@ class LayerTraining:
         )
         latest: list[_NaturalPass] = []
         recorded = self._recorded(model, batches, parameters, rates, steps)
-        untrained = not bool(model.layers[-1].q_mean.any())
+        untrained = not _is_trained(model)
 
         def objective() -> Scalar | Gradient:
             rows = batches.next()
@@ -285,14 +285,14 @@ def train_layerwise(
     trained by regression on the targets (one column per class) and, if it has more outputs, on
     principal components of its inputs: the next layer then starts from inputs that the targets
     depend on. A hidden layer with a linear mean function provides such inputs already, and is not
-    trained. Zero steps change nothing.
+    trained. Zero steps change nothing, nor does a model whose last layer has been trained.
 
     Args:
         batches: minibatches of the rows.
         initializer: initial locations of each layer's candidates after the first layer, unless
             they are frozen.
     """
-    if steps == 0:
+    if steps == 0 or _is_trained(model):
         return
     data, layers = batches.data, model.layers
     inputs = data.X
@@ -316,6 +316,11 @@ def train_layerwise(
                 locations = initializer(inputs, following.K, context.generator)
                 with torch.no_grad():
                     following.candidates[: len(locations)].copy_(locations)
+
+
+def _is_trained(model: DeepGP) -> bool:
+    """Return whether the q(u) of the last layer has been learnt."""
+    return bool(model.layers[-1].q_mean.any())
 
 
 def _hidden_targets(
