@@ -225,6 +225,7 @@ def plot(name: str, path: Path) -> None:
     )
     for (i, data), (j, M) in ((a, b) for a in enumerate(names) for b in enumerate(points)):
         ax, cell = axes[i, j], [r for r in rows if (r["dataset"], r["M"]) == (data, M)]
+        ax.set_visible(bool(cell))
         for row in cell:
             same = [r["elbo"] for r in cell if r["seed"] == row["seed"] and r["elbo"] is not None]
             if row["elbo"] is None:

@@ -113,6 +113,28 @@ def test_info_evaluate_and_frontier_describe_several_targets(
     assert run(["frontier", str(model)]) == 0
 
 
+@pytest.mark.parametrize(("column", "message"), [("x", "column 'x'"), ("level", "target 'level'")])
+def test_update_of_several_targets_in_other_units_is_refused(
+    table: Path,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    column: str,
+    message: str,
+) -> None:
+    other, updated = tmp_path / "other.csv", tmp_path / "updated.winnow"
+    with table.open(encoding="utf-8") as file, other.open("w", encoding="utf-8") as changed:
+        rows = list(csv.DictReader(file))[:20]
+        writer = csv.DictWriter(changed, rows[0])
+        writer.writeheader()
+        writer.writerows({**row, column: str(1000 * float(row[column]))} for row in rows)
+    assert run(["update", str(model), str(other), "-o", str(updated)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "in other units" in error
+    assert not updated.exists()
+
+
 def test_update_learns_more_rows_of_several_targets(
     table: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -359,3 +359,12 @@ def test_rapidly_varying_function_is_not_taken_for_noise(sigma: float) -> None:
     assert model.n_inducing_ > 40
     # Noise alone has −709 nats.
     assert model.elbo_ > -600
+
+
+@pytest.mark.parametrize("level", [0.0, 7.0])
+def test_fit_constant_target_predicts_it(level: float) -> None:
+    X = np.random.default_rng(0).uniform(size=(40, 2))
+    model = SparseGPRegressor(random_state=0).fit(X, np.full(40, level))
+    mean, sd = model.predict(X[:3], return_std=True)
+    np.testing.assert_allclose(mean, level, atol=1e-6)
+    assert sd.max() < 0.01

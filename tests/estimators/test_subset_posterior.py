@@ -191,9 +191,9 @@ def test_determinantal_does_not_refuse_what_only_averages_cannot_have() -> None:
 
 
 def test_partial_fit_and_botorch_refuse_averages(models) -> None:
-    with pytest.raises(InputError, match="posterior='mean-field'"):
+    with pytest.raises(InputError, match="`posterior` must be 'mean-field'"):
         models["gibbs"].partial_fit(X, Y)
-    with pytest.raises(InputError, match="posterior='mean-field'"):
+    with pytest.raises(InputError, match="`posterior` must be 'mean-field'"):
         SparseGPClassifier(posterior="gibbs").partial_fit(X, Y > 20)
     with pytest.raises(InputError, match="averaged over subsets"):
         SparseGPModel.of(models["gibbs"])

@@ -102,6 +102,14 @@ def test_smooth_process_keeps_fewer_inducing_points(lmc: bool) -> None:
     assert sum(winnow_processes(model, likelihood(tasks), (X, missing)).sizes) > 5
 
 
+def test_targets_of_other_shapes_are_refused() -> None:
+    model = Multitask(lmc=False)
+    Y = targets(model, 2)
+    for wrong in (Y[:, :1], Y[:, 0], torch.cat([Y, Y], 1)):
+        with pytest.raises(InputError, match=r"targets \[N 2\], a column for each task"):
+            winnow_processes(model, likelihood(2), (X, wrong))
+
+
 def test_other_models_are_refused() -> None:
     model = Multitask(True)
     with pytest.raises(InputError, match="`likelihood` must be Gaussian"):

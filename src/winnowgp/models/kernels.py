@@ -199,27 +199,32 @@ class Matern12Profile(RadialProfile):
     """k = s exp(−t) with t² = u = r², the Matérn kernel with ν = 1/2.
 
     Its slope in r² is infinite at r = 0, where the one used here is zero: the limit depends on the
-    direction, and opposite ones cancel.
+    direction, and opposite ones cancel. An error ε of r² is one of √ε in k, so that distances which
+    rounding decides are zero: otherwise the variances of rows at inducing points would be 1e-7.
     """
 
     rate, steepness, is_log, is_smooth = 1.0, 1.0, False, False
 
     def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
-        return torch.rsub(u.clamp_(0, _FAR).sqrt_(), log_s).exp_()
+        return torch.rsub(self._distances_(u), log_s).exp_()
 
     def weigh_(
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
     ) -> Float[Tensor, "*S"]:
         # ρ = 1/t
-        t = u().clamp_(0, _FAR).sqrt_()
-        return P.div_(t).masked_fill_(t < _ROUNDED, 0.0)
+        t = self._distances_(u())
+        return P.div_(t).masked_fill_(t == 0, 0.0)
 
     def weighed_covariances_(
         self, u: Float[Tensor, "*S"]
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
-        t = u.clamp_(0, _FAR).sqrt_()
+        t = self._distances_(u)
         k = t.neg().exp_()
-        return k, (k / t).masked_fill_(t < _ROUNDED, 0.0)
+        return k, (k / t).masked_fill_(t == 0, 0.0)
+
+    @staticmethod
+    def _distances_(u: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        return torch.threshold_(u.clamp_(0, _FAR).sqrt_(), _ROUNDED, 0.0)
 
 
 @final

@@ -346,7 +346,9 @@ class MultiOutputPosterior(nn.Module):
             hint: what to do instead.
         """
         if not isinstance(self.likelihood, GaussianLikelihood):
-            raise InputError(f"{what} need Gaussian noise of all targets. {hint}")
+            raise InputError(
+                f"{what} need Gaussian noise of all targets, `likelihood='gaussian'`. {hint}"
+            )
 
     def _check(self, X: Tensor) -> None:
         D = self._points[0].shape[1]

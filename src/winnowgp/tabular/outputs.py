@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from winnowgp.data import DataTable, TableEncoder
 from winnowgp.data.columns import column_kinds, parse_numbers
@@ -19,8 +20,10 @@ from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
+from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
+from winnowgp.tabular.units import check_column_units, check_target_units
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -232,6 +235,7 @@ def update_outputs_table(
     if not rows.N:
         raise InputError("the table must have at least one row with a target; got none.")
     X = model.encoder.encode(rows)
+    _check_units(model, X, Y)
     train, test = np.arange(rows.N), np.arange(0)
     if test_size:
         train, test = held_out_split(rows, test_size, split_by=split_by, seed=seed)
@@ -360,3 +364,28 @@ def _quality(
             if variance > 0:
                 quality[target]["r2"] = 1 - error / variance
     return quality
+
+
+def _check_units(model: MultiOutputTable, X: NDArray[np.float64], Y: NDArray[np.float64]) -> None:
+    """Raise an error if a column of numbers or a target is in other units than in the fit."""
+    estimator = model.estimator
+    x_scaler, y_scaler = estimator._x_scaler, estimator._y_scaler.columns
+    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    for column, (number, *_) in pairs:
+        if column.kind == "number":
+            # A range of four standard deviations, as far as the fit remembers it.
+            middle, width = x_scaler.shift[number].item(), 2 * x_scaler.scale[number].item()
+            check_column_units(column.name, X[:, number], low=middle - width, high=middle + width)
+    mean, sd = estimator.predict(X, return_std=True)
+    noise_sd = np.sqrt(estimator._y_scaler.noise(estimator.likelihood_))
+    for index, name in enumerate(model.targets):
+        observed = ~np.isnan(Y[:, index])
+        if observed.any():
+            check_target_units(
+                name,
+                Y[observed, index],
+                mean=mean[observed, index],
+                sd=sd[observed, index],
+                noise_sd=float(noise_sd[index]),
+                first=(y_scaler.shift[index].item(), y_scaler.scale[index].item()),
+            )

@@ -21,15 +21,7 @@ from winnowgp.tabular.evaluation import labelled_rows, observed_targets
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
 from winnowgp.tabular.splits import Split, held_out_split
-
-# Ranges of a column by which its median may lie outside before it is taken for another unit; also
-# the standard deviations, and the ratio of scales, of a target.
-_OTHER_UNITS = 10.0
-# Correlation of a target with its predictions, from which its scale can be compared with theirs.
-_FOLLOWS = 0.9
-# Rows from which the spread of a target can be compared without that, and the standard deviations
-# of its ratio to the predictions that are clear.
-_ENOUGH_ROWS, _CLEAR = 10, 4.0
+from winnowgp.tabular.units import check_column_units, check_target_units
 
 
 @final
@@ -191,62 +183,29 @@ def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]])
     """
     dates = {column.name for column in model.encoder.columns if column.kind == "date"}
     for column in model.summary["columns"]:
-        name = column["name"]
-        if not column["spread"] or name not in values or name in dates:
-            continue
-        low, high = column["spread"][0], column["spread"][-1]
-        middle = float(np.median(values[column["name"]]))
-        if high > low and max(low - middle, middle - high) > _OTHER_UNITS * (high - low):
-            raise InputError(
-                f"column {column['name']!r} has a median of {middle:.6g}, and was {low:.6g} to "
-                f"{high:.6g} in training: it seems to be in other units. Convert it; if the units "
-                "are right, fit a new model to all rows."
-            )
+        name, spread = column["name"], column["spread"]
+        if spread and name in values and name not in dates:
+            check_column_units(name, values[name], low=spread[0], high=spread[-1])
 
 
 def _check_target_units(model: TabularModel, X: NDArray[np.float64], y: NDArray[Any]) -> None:
-    """Raise an error if the target is in other units than in training.
-
-    That is so if half of its values are more than ten standard deviations from the mean of the
-    first rows, or if they follow the predictions (correlation above 0.9) at another scale: a tenth
-    or ten times of it, or that ratio to the predictions if the model is one of log y. Ten rows that
-    do not follow the predictions are in other units if they are spread a tenth or ten times as
-    much as predicted; for log y, if the ratio to the predictions is far from one, compared with its
-    own spread. Counts, proportions and classes have no units.
-    """
+    """Raise an error if the target is in other units; counts, proportions and classes have none."""
     estimator = model.estimator
     if isinstance(estimator, ClassTargets) or not has_noise(estimator.likelihood_):
         return
     scaler = estimator._y_scaler
-    centre, sd = (np.asarray(each) for each in estimator.predict(X, return_std=True))
     if scaler.log and (y <= 0).any():
         return  # `partial_fit` says that the logarithm needs positive targets.
-    values, predicted = (np.log(y), np.log(centre)) if scaler.log else (y, centre)
-    shift, scale = scaler.columns.shift.item(), scaler.columns.scale.item()
-    far = bool(np.median(np.abs(values - shift)) > _OTHER_UNITS * scale)
-    varies, ratio = len(y) > 2 and np.ptp(values) > 0, 1.0
-    if varies and np.ptp(predicted) > 0 and np.corrcoef(values, predicted)[0, 1] > _FOLLOWS:
-        slope = float(np.polyfit(predicted, values, 1)[0])
-        ratio = float(np.exp(np.median(values - predicted))) if scaler.log else slope
-    elif varies and len(y) >= _ENOUGH_ROWS and scaler.log:
-        offset, spread = float(np.median(values - predicted)), _spread(values - predicted)
-        ratio = float(np.exp(offset)) if abs(offset) > _CLEAR * spread else 1.0
-    elif varies and len(y) >= _ENOUGH_ROWS:
-        # Var y = Var E[y | x] + E Var[y | x]
-        ratio = _spread(values) / np.hypot(_spread(predicted), np.median(sd))
-    if far or not 1 / _OTHER_UNITS < ratio < _OTHER_UNITS:
-        raise InputError(
-            f"the target {model.target!r} has a median of {np.median(y):.6g} and a spread of "
-            f"{_spread(y):.3g}, where the model predicts {np.median(centre):.6g} and "
-            f"{np.hypot(_spread(centre), np.median(sd)):.3g}: it seems to be in other units. "
-            "Convert it; if the units are right, fit a new model to all rows."
-        )
-
-
-def _spread(values: NDArray[np.float64]) -> float:
-    """Return the standard deviation of a Gaussian with the quartiles of some values."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low) / 1.349
+    mean, sd = (np.asarray(each) for each in estimator.predict(X, return_std=True))
+    check_target_units(
+        model.target,
+        y,
+        mean=mean,
+        sd=sd,
+        noise_sd=float(scaler.noise(estimator.likelihood_)[0]) ** 0.5,
+        first=(scaler.columns.shift.item(), scaler.columns.scale.item()),
+        log=scaler.log,
+    )
 
 
 def _summary(

@@ -110,7 +110,9 @@ def fit_multi_output(
     current, elbo = steps.optimise(fits[best][0], rows, stop=stop)
     frontiers.append(Frontier(*_one_size(current.K, elbo, rows), N=steps.count))
     pool = steps.with_fresh(current, max(32, current.K // 4))
-    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(current.K, 1)))
+    affordable = int(
+        _INCLUSION * steps.budget.work_limit / (2.0 * max(pool.K, 1) ** 2 * max(current.K, 1))
+    )
     selection = learn_inclusion(
         pool.subset_statistics(rows),
         steps.frontier(pool),

@@ -80,7 +80,10 @@ class AlphaSearch(Generic[Model]):
                 while (M := self._scaled(fit[0].K, factor)) != fit[0].K:
                     if refit_limit(self.steps, M) is not None:
                         return fit
-                    other = self.optimised(self.steps.resized(fit[0], M))
+                    resized = self.steps.resized(fit[0], M)
+                    if resized.K == fit[0].K:
+                        break  # There are no other candidates.
+                    other = self.optimised(resized)
                     if self.score(other) <= self.score(fit):
                         break
                     fit = other

@@ -117,7 +117,7 @@ def constant_posterior(model: SparseGP, data: Dataset) -> Posterior:
         data: complete rows without known noise.
     """
     mean = data.weighted(data.Y).sum(0) / data.observations
-    noise = data.mean_square(mean).clamp_min(LEAST_NOISE)
+    noise = data.mean_square(mean).clamp_min(2 * LEAST_NOISE)
     kernel = ConstantKernel()
     kernel.initialize(constant=data.mean_square().mean().clamp_min(LEAST_NOISE))
     one_each = noise if model.noise.dim() else noise.mean().item()

@@ -81,6 +81,10 @@ def winnow_processes(
     """
     gp, offset = _converted(model, likelihood)
     X, Y = (each.detach().to(gp.mixing) for each in data)
+    if Y.dim() != 2 or Y.shape[1] != gp.P:
+        raise InputError(
+            f"`data` must have targets [N {gp.P}], a column for each task; got {list(Y.shape)}."
+        )
     rows = Dataset.of(X, Y - offset, missing=True)
     gp.check(rows)
     frontier = elimination_frontier(gp.subset_statistics(rows))
