@@ -52,20 +52,3 @@ def test_fixed_alpha_result_is_a_local_optimum_of_the_subset() -> None:
 
 def test_fixed_alpha_so_large_that_no_point_pays_selects_none() -> None:
     assert fitted(FixedAlpha(1e6)).model.K == 0
-
-
-def test_fixed_alpha_few_distinct_rows_end_the_search() -> None:
-    """Where there are no further candidates, numbers above the present one are not tried again."""
-    X = torch.arange(5, dtype=torch.float64).repeat(30)[:, None]
-    y = torch.sin(X[:, 0]) + 0.1 * torch.randn(
-        150, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    runs: list[int] = []
-    fit(
-        SparseGP(kernel_from("rbf", 1), X[:0], noise=0.1),
-        Dataset.of(X, y),
-        schedule=FastSchedule(FixedAlpha(ALPHA), reported=False),
-        callbacks=lambda p: runs.append(p.step) if p.phase == "optimisation" else None,
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert runs.count(1) < 60
