@@ -58,7 +58,7 @@ class Selections:
         self.model = initial_model(self.train.X, settings, self.generator)
         self.fit(self.model, PRE)
         self.reference = self.elbo(self.model)
-        self.prices = prediction_prices(self.model, samples=SAMPLES)
+        self.prices = prediction_prices(self.model.layers, (K, K), samples=SAMPLES)
 
     def fit(self, model, steps: int) -> None:
         """Train a model, in place."""
