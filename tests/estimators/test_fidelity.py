@@ -1,5 +1,7 @@
 """Several fidelities: linear and nonlinear relations, averaged over hyper-parameters."""
 
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel
 
-from winnowgp import MultiFidelityGPRegressor, SparseGP
+from winnowgp import MultiFidelityGPRegressor, SparseGP, load
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, ModelFileError
 from winnowgp.io.registry import deserialise, serialise
@@ -192,3 +194,64 @@ def test_wrong_parameters_are_refused(settings: dict[str, Any], message: str) ->
     model = MultiFidelityGPRegressor(relation="nonlinear").set_params(**settings)
     with pytest.raises(InputError, match=message):
         model.fit(X, CURVE)
+
+
+@pytest.mark.parametrize("name", ["averaged", "squared"])
+def test_batches_of_any_fidelity_are_learnt(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model = copy(request.getfixturevalue(name))
+    level, x = np.tile(model.fidelities_, 12), np.linspace(1.0, 1.2, 24)
+    low, x_high = np.sin(8 * np.pi * x), x - np.sqrt(2)
+    rows, y = np.column_stack([x, level]), np.where(level > 0, 10 + 3 * x_high * low**2, low)
+    if name == "averaged":
+        rows = pd.DataFrame({"level": level, "x": x})
+        y = np.where(level > 0, 2.0, 1.0) * np.sin(9 * x) + np.where(level > 0, x, 0.0)
+    before, sizes = model.log_density(rows, y), model.n_inducing_
+    model.partial_fit(rows, y)
+    assert sum(model.n_inducing_) > sum(sizes)
+    assert np.mean(model.log_density(rows, y)) > np.mean(before) + 1
+    high = level > 0
+    assert np.sqrt(np.mean((model.predict(rows) - y)[high] ** 2)) < 0.3 * y[high].std()
+    again = load(model.save(tmp_path / "model.winnow"))
+    np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
+
+
+def test_batches_of_both_fidelities_give_the_dense_posterior(
+    point: MultiFidelityGPRegressor,
+) -> None:
+    """The exact GP of all rows at the hyper-parameters of the first fit."""
+    model = copy(point).set_params(tolerance=1e-5)
+    x = np.linspace(1.0, 1.3, 8)
+    rows = pd.DataFrame({"level": np.tile([0.0, 2.5], 4), "x": x})
+    model.partial_fit(rows, np.sin(9 * x))
+    everything = pd.concat([FIDELITIES, rows])
+    y = np.concatenate([CURVE, np.sin(9 * x)])
+    mode: Any = point._processes
+    inputs, level = model._process_inputs(everything), (everything["level"] > 0).to_numpy()
+    W = mode.mixing[level.astype(int)]
+    K = sum(
+        torch.outer(W[:, q], W[:, q]) * kernel(inputs).to_dense()
+        for q, kernel in enumerate(mode.kernels)
+    )
+    z = model._y_scaler.columns.forward(torch.from_numpy(y)[:, None])
+    noise = mode.likelihood.noise[level.astype(int)]
+    mean = (K @ torch.linalg.solve(K + torch.diag(noise), z)).detach()
+    exact = model._y_scaler.values(mean)
+    np.testing.assert_allclose(model.predict(everything), exact, atol=0.02)
+    # The first fit knows nothing of the second batch.
+    assert np.abs(point.predict(everything) - exact).max() > 0.2
+
+
+def test_member_weights_after_a_batch_are_those_of_its_density(
+    averaged: MultiFidelityGPRegressor,
+) -> None:
+    """Rows at inducing points of all members need no more points, and weigh as in conditioning."""
+    Z = averaged.inducing_points_[1][:2, 0]
+    rows = pd.DataFrame({"level": 2.5, "x": Z})
+    y = averaged.predict(rows) + 0.05
+    updated = copy(averaged).partial_fit(rows, y)
+    conditioned = averaged.condition_on(rows, y)
+    np.testing.assert_allclose(
+        updated.posterior_.component_weights, conditioned.posterior_.component_weights, atol=0.05
+    )

@@ -20,6 +20,7 @@ from winnowgp.estimators.kernels import (
     KernelExpression,
     NamedKernel,
 )
+from winnowgp.estimators.process_streams import StreamedProcesses
 from winnowgp.estimators.processes import (
     ProcessEstimator,
     column_number,
@@ -46,7 +47,7 @@ _MOST_FIDELITIES = 20
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class MultiFidelityGPRegressor(ProcessEstimator):
+class MultiFidelityGPRegressor(StreamedProcesses):
     """Regression of observations of several fidelities, the lower of which are cheaper.
 
     A column of `X` says which fidelity a row was observed at; in predictions, which one is

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,10 +10,17 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.processes import ProcessEstimator
-from winnowgp.models import MultiOutputPosterior, greedy_variance
+from winnowgp.models import (
+    FidelityModel,
+    MultiOutputPosterior,
+    ProcessMixture,
+    greedy_variance,
+)
 from winnowgp.models.process_stream import ProcessStream
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import MaxPoints, Tolerance
+
+Function: TypeAlias = MultiOutputPosterior | ProcessMixture
 
 # Fresh candidates of a process: at least so many, and as many as it has points.
 _FRESH = 32
@@ -32,8 +39,8 @@ class StreamedProcesses(ProcessEstimator, ABC):
         them, and dropped where they are no longer needed: both are priced in nats by the streaming
         bound (Bui et al. 2017), and `tolerance` is per target of the new rows. Hyper-parameters,
         mixing, noise and scaling stay those of the first call, and so do attributes such as
-        `elbo_`, `frontier_` and `candidates_`. For Gaussian noise. O(M² N + M³) for N rows and the
-        M inducing points of all processes.
+        `elbo_`, `frontier_` and `candidates_`. O(M² N + M³) for N rows and the M inducing points of
+        all processes; O(M² N P) for P targets of other likelihoods than Gaussian noise.
 
         Args:
             X: inputs `[N D]`.
@@ -56,19 +63,38 @@ class StreamedProcesses(ProcessEstimator, ABC):
         limit = None if params.max_points is None else MaxPoints(params.max_points)
         goal = Tolerance(0.01 if params.tolerance is None else params.tolerance, limit=limit)
         posterior = self.posterior_
+
+        def update(function: Function, batch: Dataset) -> Function:
+            return _updated(function, batch, goal)
+
         for batch in rows.chunks(_ROWS):
-            posterior = _updated(posterior, batch, goal)
+            if isinstance(posterior, FidelityModel):
+                posterior = posterior.updated(batch, update)
+            else:
+                posterior = update(posterior, batch)
         self.posterior_ = posterior
         self._set_processes()
         return self
 
 
 @torch.no_grad()
-def _updated(posterior: MultiOutputPosterior, rows: Dataset, goal: Tolerance) -> Any:
-    stream = ProcessStream.of(posterior, rows, _fresh(posterior, rows))
+def _updated(function: Function, rows: Dataset, goal: Tolerance) -> Function:
+    """Return a posterior after more rows; a mixture has the inducing points that suit its mode."""
+    mode = function.mode if isinstance(function, ProcessMixture) else function
+    fresh = _fresh(mode, rows)
+    stream = ProcessStream.of(mode, rows, fresh)
     frontier = elimination_frontier(stream.statistics())
-    size = goal.size(frontier, reference=frontier.bounds.max().item())
-    return stream.selected(frontier.masks[size])
+    mask = frontier.masks[goal.size(frontier, reference=frontier.bounds.max().item())]
+    if not isinstance(function, ProcessMixture):
+        return stream.selected(mask)
+    members = [ProcessStream.of(member, rows, fresh) for member in function.members]
+    # All candidates explain the rows to members with any lengthscale.
+    nats = torch.stack([member.posterior.log_predictive(rows) for member in members])
+    return ProcessMixture(
+        stream.selected(mask),
+        [member.selected(mask) for member in members],
+        member_weights=(function.member_weights.log() + nats).softmax(0),
+    )
 
 
 def _fresh(posterior: MultiOutputPosterior, rows: Dataset) -> list[Tensor]:

@@ -5,8 +5,8 @@ fidelity leave uncertain, and for a nonlinear relation also over the values of t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -21,6 +21,11 @@ from winnowgp.models.multi_output_posterior import MultiOutputPosterior, Process
 from winnowgp.models.observations import LEAST_NOISE, Prediction, gaussian_noise, target_noise
 from winnowgp.models.quadrature import standard_deviation
 from winnowgp.models.quantiles import gaussian_quantiles
+
+Update: TypeAlias = Callable[
+    [MultiOutputPosterior | ProcessMixture, Dataset], MultiOutputPosterior | ProcessMixture
+]
+"""A function that returns a posterior after more rows."""
 
 # Gaussians of the mixture that predicts a nonlinear relation.
 _COMPONENTS = 64
@@ -57,8 +62,17 @@ class FidelityModel(nn.Module, ABC):
         """Weights of the Gaussians that a prediction mixes."""
 
     @abstractmethod
+    def updated(self, data: Dataset, update: Update) -> "FidelityModel":
+        """Return the posterior whose functions have learnt from more rows of any fidelity.
+
+        Args:
+            data: the rows, whose inputs have the column of the fidelity.
+            update: returns a function after rows that concern it.
+        """
+
     def condition_on(self, data: Dataset) -> "FidelityModel":
-        """Return the posterior after more rows of any fidelity."""
+        """Return the posterior after more rows of any fidelity, with the same inducing points."""
+        return self.updated(data, lambda function, rows: function.condition_on(rows))
 
     @abstractmethod
     def _components(
@@ -196,13 +210,13 @@ class FidelityPosterior(FidelityModel):
             return self.function.member_weights
         return self.function.mixing.new_ones(1)
 
-    def condition_on(self, data: Dataset) -> "FidelityPosterior":
-        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
+    def updated(self, data: Dataset, update: Update) -> "FidelityPosterior":
+        """Return the posterior whose function has learnt from more rows of any fidelity."""
         inputs, level = self._divided(data.X)
         Y = data.Y.new_full((data.N, len(self.levels)), torch.nan).scatter(1, level, data.Y)
         noise = None if data.noise is None else data.noise.expand(Y.shape)
-        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
-        return FidelityPosterior(updated, column=self.column, levels=self.levels)
+        function = update(self.function, Dataset(inputs, Y, data.weights, noise))
+        return FidelityPosterior(function, column=self.column, levels=self.levels)
 
     def _components(
         self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
@@ -278,8 +292,8 @@ class NonlinearFidelityPosterior(FidelityModel):
         """Equal weights."""
         return self.shift.new_full((_COMPONENTS,), 1 / _COMPONENTS)
 
-    def condition_on(self, data: Dataset) -> "NonlinearFidelityPosterior":
-        """Return the posterior after more rows of any fidelity.
+    def updated(self, data: Dataset, update: Update) -> "NonlinearFidelityPosterior":
+        """Return the posterior whose functions have learnt from more rows of any fidelity.
 
         Rows update the function of their own fidelity, from the lowest upwards, at the mean of the
         fidelity below. What higher fidelities learnt from earlier rows stays as it was.
@@ -294,7 +308,9 @@ class NonlinearFidelityPosterior(FidelityModel):
             Y = (data.Y[rows] - self.shift[t]) / self.scale[t]
             noise = None if data.noise is None else data.noise[rows] / self.scale[t].square()
             weights = None if data.weights is None else data.weights[rows]
-            functions[t] = functions[t].condition_on(Dataset(X, Y, weights, noise))
+            changed = update(functions[t], Dataset(X, Y, weights, noise))
+            assert isinstance(changed, ProcessMixture)
+            functions[t] = changed
         return NonlinearFidelityPosterior(
             functions, column=self.column, levels=self.levels, shift=self.shift, scale=self.scale
         )
