@@ -9,8 +9,10 @@ Borehole 60/5, Branin 80/30/10, Hartmann-3 80/40/20. Inputs are Latin hypercubes
 fidelity; observations have no noise; 1,000 test rows are of the highest fidelity. Each design is
 fitted by
 
-- linear: `MultiFidelityGPRegressor()`, the autoregressive model of Kennedy & O'Hagan,
+- linear: `MultiFidelityGPRegressor(relation="linear")`, the autoregressive model of Kennedy &
+  O'Hagan,
 - nonlinear: `MultiFidelityGPRegressor(relation="nonlinear")`, after Perdikaris et al. (2017),
+- auto: `MultiFidelityGPRegressor()`, which fits both and keeps the one with the higher ELBO,
 - point: linear with `hyper="point"`, one set of hyper-parameters,
 - single: `SparseGPRegressor()` on the rows of the highest fidelity,
 - pooled: `SparseGPRegressor()` on all rows, the fidelity ignored.
@@ -38,7 +40,7 @@ from winnowgp.experiments.runs import Runs
 Values = NDArray[np.float64]
 
 FILE = RESULTS / "fidelity" / "fits.jsonl"
-METHODS = ("linear", "nonlinear", "point", "single", "pooled")
+METHODS = ("linear", "nonlinear", "auto", "point", "single", "pooled")
 
 
 def currin(X: Values, level: int) -> Values:
@@ -151,14 +153,16 @@ def run(name: str, seed: int, noise: float) -> Row:
     models: dict[str, Row] = {}
     at = np.column_stack([X_test, np.full(1000, highest)])
     several: dict[str, dict[str, Any]] = {
-        "linear": {},
+        "linear": {"relation": "linear"},
         "nonlinear": {"relation": "nonlinear"},
-        "point": {"hyper": "point"},
+        "auto": {},
+        "point": {"relation": "linear", "hyper": "point"},
     }
     for method, settings in several.items():
         fidelities = MultiFidelityGPRegressor(random_state=seed, **settings)
         _, seconds = timed(lambda m=fidelities: m.fit(np.column_stack([X, levels]), y))
-        models[method] = {"points": fidelities.n_inducing_} | scores(fidelities, at, y_test)
+        models[method] = {"points": fidelities.n_inducing_, "relation": fidelities.relation_}
+        models[method] |= scores(fidelities, at, y_test)
         models[method] |= seconds.row()
     for method, rows in (("single", top), ("pooled", top | True)):
         model = SparseGPRegressor(kernel="rbf", random_state=seed)
@@ -188,6 +192,7 @@ def summary(rows: list[Row]) -> str:
                     f"{mean(nats):.2f} ± {error:.2f}",
                     f"{mean(fit['coverage_90'] for fit in fits):.2f}",
                     f"{mean(fit['cpu_s'] for fit in fits):.0f}",
+                    _nonlinear(fits) if method == "auto" else "",
                 ]
             )
     header = [
@@ -199,7 +204,12 @@ def summary(rows: list[Row]) -> str:
         ">RMSE",
         ">test log density",
     ]
-    return markdown([*header, ">90 % intervals hold", ">CPU s"], lines)
+    return markdown([*header, ">90 % intervals hold", ">CPU s", "relation"], lines)
+
+
+def _nonlinear(fits: list[Row]) -> str:
+    count = sum(fit["relation"] == "nonlinear" for fit in fits)
+    return f"{count} of {len(fits)} nonlinear"
 
 
 def main() -> None:

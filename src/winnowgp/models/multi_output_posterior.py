@@ -8,7 +8,7 @@ from typing import final
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds.collapsed import Moments
@@ -433,6 +433,10 @@ class ProcessMixture(nn.Module):
     def members(self) -> list[MultiOutputPosterior]:
         """The posteriors."""
         return [member for member in self._members if isinstance(member, MultiOutputPosterior)]
+
+    def member_of(self, uniform: Float[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """Return the member that each of some uniform numbers chooses, by its weight."""
+        return torch.searchsorted(self.member_weights.cumsum(0)[:-1], uniform.contiguous())
 
     def condition_on(self, data: Dataset) -> "ProcessMixture":
         """Return the mixture after more rows; a member that predicted them well gains weight."""
