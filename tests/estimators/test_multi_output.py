@@ -50,7 +50,11 @@ KINDS[::5, 1] = np.nan
 
 ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
     "outputs": (MultiOutputGPRegressor(n_latents=2, random_state=0), X, Y),
-    "fidelities": (MultiFidelityGPRegressor(fidelity="level", random_state=0), FIDELITIES, CURVE),
+    "fidelities": (
+        MultiFidelityGPRegressor(fidelity="level", relation="linear", random_state=0),
+        FIDELITIES,
+        CURVE,
+    ),
     "nonlinear": (
         MultiFidelityGPRegressor(fidelity="level", relation="nonlinear", random_state=0),
         FIDELITIES,

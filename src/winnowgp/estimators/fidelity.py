@@ -97,7 +97,8 @@ class MultiFidelityGPRegressor(StreamedProcesses):
     >>> x = np.linspace(0, 1, 30)
     >>> low, high = np.column_stack([x, 0 * x]), np.column_stack([x[::6], 0 * x[::6] + 1])
     >>> y = np.concatenate([np.sin(8 * x), 2 * np.sin(8 * x[::6]) + x[::6]])
-    >>> model = MultiFidelityGPRegressor(random_state=0).fit(np.concatenate([low, high]), y)
+    >>> model = MultiFidelityGPRegressor(relation="linear", hyper="point", random_state=0)
+    >>> model = model.fit(np.concatenate([low, high]), y)
     >>> model.predict([[0.5, 1.0]]).round(1)
     array([-1.])
     """
