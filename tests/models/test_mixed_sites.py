@@ -251,3 +251,7 @@ def test_stream_of_sites_has_the_surrogate_of_all_candidates() -> None:
     expected = stream.posterior.condition_on(second)
     for new, old in zip(whole.processes(data.X), expected.processes(data.X), strict=True):
         torch.testing.assert_close(new, old, rtol=0, atol=1e-4)
+    # Its bound is that of the likelihoods.
+    values = stream.statistics().value(torch.ones(1, 8, dtype=torch.bool))
+    density = stream.posterior.log_predictive(second).item()
+    assert values.item() == pytest.approx(density, abs=1e-5)

@@ -295,44 +295,48 @@ class MultiOutputPosterior(nn.Module):
 
             log N(Y | Vᵀ m, VᵀF FᵀV + Σ) − ½ tr Σ⁻¹(K − VᵀV)
         """
-        likelihood = self.likelihood
-        if isinstance(likelihood, TargetLikelihoods):
-            return self.q_mean.new_tensor(self._sites(likelihood, data).bound)
-        moments = self.moments(data)
-        R, new = self._updated(moments)
-        C, D, m = moments.C, moments.D[:, 0], self.q_mean
-        residual = moments.square - 2 * D @ m + m @ C @ m - (new.mT @ (D - C @ m)).square().sum()
-        unexplained = moments.diagonal - C.diagonal().sum()
-        return moments.constant - half_log_det(R) - 0.5 * (residual + unexplained)
+        return self._nats(self.moments(data))
 
     @torch.no_grad()
     def moments(self, data: Dataset) -> Moments:
         """Return the moments of N more rows, of their sites if the noise is not Gaussian.
 
-        `N` of the moments is the number of observed targets.
+        `N` of the moments is the number of observed targets. Those of sites have the constant with
+        which they give the bound of the likelihoods.
         """
         self._check(data.X)
         if data.P != self.P:
             raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
-        likelihood = self.likelihood
-        if isinstance(likelihood, TargetLikelihoods):
-            if data.noise is not None:
-                raise InputError("known noise variances need Gaussian noise; leave them out.")
-            sites = self._sites(likelihood, data).sites
-            targets = MixedTargets.of_sites(sites.linear, sites.precision, mixing=self.mixing)
-            count = float(data.weighted((~torch.isnan(data.Y)).to(data.Y)).sum())
-            targets = replace(targets, count=count)
-        else:
-            learnt = target_noise(likelihood)[None]
-            noise = learnt if data.noise is None else learnt + data.noise
-            targets = MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=data.weights)
         parts = list(zip(self.kernels, self.inducing_points, strict=True))
-        return mixed_moments(
+        accumulate = partial(
+            mixed_moments,
             self.factors,
             [covariance(kernel, Z, data.X) for kernel, Z in parts],
             kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
-            targets=targets,
         )
+        likelihood = self.likelihood
+        if not isinstance(likelihood, TargetLikelihoods):
+            learnt = target_noise(likelihood)[None]
+            noise = learnt if data.noise is None else learnt + data.noise
+            weights = data.weights
+            return accumulate(
+                targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=weights)
+            )
+        if data.noise is not None:
+            raise InputError("known noise variances need Gaussian noise; leave them out.")
+        found = self._sites(likelihood, data)
+        linear, precision = found.sites.linear, found.sites.precision
+        moments = accumulate(targets=MixedTargets.of_sites(linear, precision, mixing=self.mixing))
+        count = float(data.weighted((~torch.isnan(data.Y)).to(data.Y)).sum())
+        return replace(moments, constant=found.bound - self._nats(moments), N=count)
+
+    def _nats(self, moments: Moments) -> Scalar:
+        """Return what rows of these moments add to the bound."""
+        R, new = self._updated(moments)
+        C, D, m = moments.C, moments.D[:, 0], self.q_mean
+        residual = moments.square - 2 * D @ m + m @ C @ m - (new.mT @ (D - C @ m)).square().sum()
+        unexplained = moments.diagonal - C.diagonal().sum()
+        return moments.constant - half_log_det(R) - 0.5 * (residual + unexplained)
 
     def _updated(self, moments: Moments) -> tuple[Tensor, Tensor]:
         """Return R and F' of `condition_on`."""

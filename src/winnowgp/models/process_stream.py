@@ -22,7 +22,7 @@ from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments, moment_posterior
 from winnowgp.data import Dataset
-from winnowgp.linalg import cholesky, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.kernels import covariance
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
 from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
@@ -60,11 +60,14 @@ class ProcessStream:
         """
         extended, old = _extended(posterior, fresh)
         new_rows, (C_old, D_old) = extended.moments(data), _remembered(extended, old)
+        root = definite_cholesky(C_old + torch.eye(len(C_old)).to(C_old))
+        remembered = 0.5 * solve_lower(root, D_old).square().sum() - half_log_det(root)
         moments = replace(
             new_rows,
             C=new_rows.C + C_old,
             D=new_rows.D + D_old,
             diagonal=new_rows.diagonal + C_old.diagonal().sum(),
+            constant=new_rows.constant - remembered,
         )
         return cls(extended, old, data, moments)
 
@@ -74,7 +77,7 @@ class ProcessStream:
         return self.posterior.inducing_points
 
     def statistics(self) -> SubsetStatistics:
-        """Return bounds of subsets, up to a constant; O(M³).
+        """Return bounds on the log density of the new rows given earlier ones, of subsets; O(M³).
 
         They are exact for Gaussian noise, and for the Gaussian sites of all candidates otherwise.
         """
