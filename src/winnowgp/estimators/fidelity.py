@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -65,8 +66,9 @@ class MultiFidelityGPRegressor(StreamedProcesses):
         fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
             Its values may be any numbers, larger ones are higher fidelities.
         relation: "linear", "nonlinear", or "auto": both are fitted, and the one with the higher
-            ELBO is kept. It is linear where the nonlinear one has no kernel: with `widths`, or a
-            GPyTorch kernel.
+            ELBO − ½ k log N is kept, where k is its number of hyper-parameters (the Bayesian
+            information criterion). It is linear where the nonlinear one has no kernel: with
+            `widths`, or a GPyTorch kernel.
         kernel: a kernel string, with one lengthscale per column (see
             `winnowgp.estimators.kernels`), or for a linear relation a GPyTorch kernel: that of
             every δ. A nonlinear relation has the kernel
@@ -174,6 +176,7 @@ class MultiFidelityGPRegressor(StreamedProcesses):
         levels, level = data.X[:, params.column].unique(return_inverse=True)
         others = [d for d in range(data.D) if d != params.column]
         inputs = replace(data, X=data.X[:, others])
+        params.hyperparameters = 0
         if params.relation == "auto":
             self._fit_better(inputs, params, levels, level)
         elif params.relation == "linear":
@@ -188,16 +191,20 @@ class MultiFidelityGPRegressor(StreamedProcesses):
     def _fit_better(
         self, data: Dataset, params: validation.Parameters, levels: Tensor, level: Tensor
     ) -> None:
-        """Fit both relations, and keep the one with the higher ELBO."""
+        """Fit both relations, and keep the better one by the Bayesian information criterion.
+
+        The nonlinear relation has more hyper-parameters, which its ELBO has been maximised over.
+        """
         states = []
         for relation, fit in (("linear", self._fit_joint), ("nonlinear", self._fit_chain)):
             own = validation.Parameters(**vars(params) | {"relation": relation})
             own.checkpoint = _subfolder(params.checkpoint, relation)
             fit(data, own, levels, level)
-            states.append(dict(vars(self)))
+            penalty = 0.5 * own.hyperparameters * log(data.observations)
+            states.append((self.elbo_ - penalty, dict(vars(self))))
             if len(levels) == 1:
                 break  # Both would be the same model.
-        vars(self).update(max(states, key=lambda state: state["elbo_"]))
+        vars(self).update(max(states, key=lambda state: state[0])[1])
 
     def _fit_joint(
         self, data: Dataset, params: validation.Parameters, levels: Tensor, level: Tensor
@@ -286,6 +293,9 @@ class MultiFidelityGPRegressor(StreamedProcesses):
         generator: torch.Generator,
         log: CheckpointLog,
     ) -> FitResult[Any]:
+        inducing = {id(candidates) for candidates in result.model.candidate_sets}
+        learnt = [p for p in result.model.parameters() if p.requires_grad]
+        params.hyperparameters += sum(p.numel() for p in learnt if id(p) not in inducing)
         if params.hyper == "laplace":
             members = process_members(result.model, data, generator=generator)
         elif params.relation == "nonlinear":
