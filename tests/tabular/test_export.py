@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helpers.short_fits import short_fits, shortest_fits
+from helpers.short_fits import short_fits, short_process_fits, shortest_fits
 from winnowgp import (
     AdditiveGPRegressor,
     DataTable,
@@ -325,6 +325,11 @@ def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path)
 
 @fitted_once
 def several_targets(kind: str) -> Any:
+    with short_process_fits():
+        return _several_targets(kind)
+
+
+def _several_targets(kind: str) -> Any:
     settings: dict[str, Any] = {"random_state": 0, "tolerance": 0.1, "n_candidates": 12}
     waves = np.column_stack([y, X[:, 2], np.cos(X[:, 0])])
     if kind == "gaussian":
@@ -370,7 +375,8 @@ def several_fidelities(relation: str) -> MultiFidelityGPRegressor:
     model = MultiFidelityGPRegressor(
         fidelity=1, relation=relation, tolerance=0.1, n_candidates=30, random_state=0
     )
-    return model.fit(rows, y * (1 + levels) + X[:, 2])
+    with short_process_fits():
+        return model.fit(rows, y * (1 + levels) + X[:, 2])
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -393,7 +399,8 @@ def boxes(kernel: str) -> MultiOutputGPRegressor:
     model = MultiOutputGPRegressor(
         widths=[1], n_latents=1, kernel=kernel, tolerance=0.5, n_candidates=6, random_state=0
     )
-    return model.fit(rows, np.column_stack([y, 1 - 2 * y])[:25])
+    with short_process_fits():
+        return model.fit(rows, np.column_stack([y, 1 - 2 * y])[:25])
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -428,4 +435,5 @@ def proportions_and_counts() -> MultiOutputGPRegressor:
         n_candidates=8,
         random_state=0,
     )
-    return model.fit(X, targets)
+    with short_process_fits():
+        return model.fit(X, targets)

@@ -115,10 +115,12 @@ def predictor_program(model: Exportable) -> Program:
         program.add_output("probabilities", mean, width=len(estimator.classes_))
         return program
     assert variance is not None
-    if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
+    one_only = ("poisson", "negative-binomial", "beta")
+    if estimator.likelihood in one_only and estimator.posterior_.P > 1:
         raise InputError(
-            "a Poisson likelihood is exported for one target only; "
-            f"got {estimator.posterior_.P} targets. Fit one model per target."
+            f"a {estimator.likelihood} likelihood is exported for one target only; got "
+            f"{estimator.posterior_.P} targets. Use `MultiOutputGPRegressor`, or fit one model per "
+            "target."
         )
     return _with_outputs(program, estimator, mean, variance)
 
