@@ -29,6 +29,10 @@ _MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**26
 # Groups that the blocks of a `Dataset` on a CPU are divided into, which threads may share; and the
 # number of inducing points from which products are large enough to be shared instead.
 _GROUPS, _MANY_POINTS = 8, 2048
+# Elements of V Vᵀ summed over rows, N · M², from which threads share a pass. Smaller passes take
+# milliseconds: two threads save a tenth of a fit with 64 points and 6,000 rows on a quiet machine,
+# and beside busy processes each pass waits until the scheduler runs the last of its threads.
+_SHARED = 2.5e8
 # Matrices of M by the rows of a block that a pass holds in memory at once.
 _MATRICES = 6
 # Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
@@ -132,6 +136,10 @@ class RowBlocks:
 
     def __iter__(self) -> Iterator[RowBlock]:
         return chain.from_iterable(self.shards())
+
+    def worth_sharing(self, points: int) -> bool:
+        """Return whether a pass with so many inducing points is long enough for several threads."""
+        return float(self.N) * points**2 >= _SHARED
 
     def shards(self) -> Iterator[Iterable[RowBlock]]:
         """Iterate over shards: runs of rows whose sums are formed separately (`Source.shards`)."""
@@ -385,12 +393,13 @@ class WhitenedChunks:
     def summed(self, sums: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
         """Return sums over the rows of all processes; `sums` forms the sums of one shard.
 
-        Shards in memory are shared among threads if the kernel allows it.
+        Shards in memory are shared among threads if the kernel allows it and the pass is long.
         """
         if not self.blocks.in_memory:
             return self.blocks.summed(sums(shard) for shard in self._evaluated())
+        parallel = self.kernel.parallel and self.blocks.worth_sharing(len(self.L))
         try:
-            shards = parallel_map(sums, self._evaluated(), parallel=self.kernel.parallel)
+            shards = parallel_map(sums, self._evaluated(), parallel=parallel)
         except BaseException:
             # Chunks that were to be kept may be incomplete.
             self._shards = None

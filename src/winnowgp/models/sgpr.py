@@ -202,7 +202,8 @@ class SparseGP(InducingModel):
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
         groups = noise_groups(blocks.groups, self.noise)
         sums = blocks.mapped(
-            lambda shard: self._sums(L, kernel, shard, groups), parallel=kernel.parallel
+            lambda shard: self._sums(L, kernel, shard, groups),
+            parallel=kernel.parallel and blocks.worth_sharing(self.K),
         )
         moments: list[Moments] = []
         for group, own in zip(groups, _in_order(sums, groups), strict=True):
