@@ -16,7 +16,8 @@ from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums, add_product
+from winnowgp.bounds.panels import add_product
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.models.autograd_chunks import AutogradChunks
 from winnowgp.models.kernels import RadialProfile, on_columns, stationary_form
 from winnowgp.typing import Scalar

@@ -197,9 +197,9 @@ class SparseGP(InducingModel):
         rows. There is one for each group of targets that share their noise in every row.
         """
         self.check(data)
-        L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
+        L = cholesky(kernel.uu()).L
         groups = noise_groups(blocks.groups, self.noise)
         sums = blocks.mapped(
             lambda shard: self._sums(L, kernel, shard, groups),

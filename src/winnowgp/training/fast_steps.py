@@ -92,7 +92,7 @@ class FastSteps(Generic[Model]):
         self.model, self.warm_start = model, warm_start
         self.budget = budget or Budget(model.candidates.device)
         self.initialization: Initialization[Model] | None = None
-        self._kernels, self._linear_term = kernels, linear_term
+        self.kernels, self.linear_term = kernels, linear_term
         self._rows, self._context = rows, context
         self.sample, self._order = rows_in_memory(data, context.generator)
         self.data = self.sample if is_complete(data, self.sample) else data
@@ -144,7 +144,7 @@ class FastSteps(Generic[Model]):
     def evidence_optima(self, data: Dataset, rows: int | None = None) -> Initialization[Model]:
         """Return the optima of the exact evidence of up to so many rows; of all by default."""
         models = [self.model]
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             other = copy_module(self.model)
             other.kernel = copy_module(kernel).to(self.sample.X)
             models.append(other)
@@ -153,7 +153,7 @@ class FastSteps(Generic[Model]):
             data,
             order=self._order,
             rows=data.N if rows is None else rows,
-            linear_term=self._linear_term,
+            linear_term=self.linear_term,
             budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )
@@ -423,11 +423,11 @@ class FastSteps(Generic[Model]):
         if M > 32:
             starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
-            starts.append(self._centres(smooth, M))
+            starts.append(self.centres(smooth, M))
         if M <= 16:
-            starts.append(self._centres(soft, M))
+            starts.append(self.centres(soft, M))
             smoother = initialization.scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
-            starts += [self._centres(smooth, M), self._centres(smoother, M)]
+            starts += [self.centres(smooth, M), self.centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
@@ -480,7 +480,7 @@ class FastSteps(Generic[Model]):
         optimised.candidates.requires_grad_(learnt)
         return optimised.with_candidates(self.sample.X[:0])
 
-    def _centres(self, model: Model, M: int) -> Model:
+    def centres(self, model: Model, M: int) -> Model:
         """Return the model with points at M cluster centres, if locations may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)
