@@ -21,7 +21,7 @@ from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget, dense_work, selection_work
-from winnowgp.training.callbacks import SMALLER_MODEL, Progress
+from winnowgp.training.callbacks import Progress
 from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
@@ -249,20 +249,6 @@ class FastSteps(Generic[Model]):
         (start,) = self.successive_halving(self.starts(M), on=self.data, iterations=50)
         return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
 
-    def shrunk(self, fitted: Model, M: int) -> tuple[Model, float]:
-        """Return a model with M points, started from the hyper-parameters of a larger one.
-
-        M points cannot represent the exact posterior: their optimum is closer to a smoother
-        function with more noise.
-        """
-        soft = initialization.scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
-        start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
-        part = self.part(max(2000, 16 * M))
-        if part.N < self.data.N:
-            start, _ = self._shortly(start, part, 100, phase=SMALLER_MODEL)
-        stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
-        return self.optimise(start, stop=stop, precision=self.precision(M), phase=SMALLER_MODEL)
-
     def precision(self, M: int) -> str | None:
         """Return "mixed"; None where an evaluation with M points is quick, and quicker without."""
         return None if self.data.N * M <= 250_000 else "mixed"
@@ -427,9 +413,9 @@ class FastSteps(Generic[Model]):
         initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
-        starts = [self._eliminated(soft, M), self._eliminated(smooth, M)]
+        starts = [self.eliminated(soft, M), self.eliminated(smooth, M)]
         if M > 32:
-            starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
+            starts.append(self.eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
             starts.append(self.centres(smooth, M))
         if M <= 16:
@@ -449,23 +435,24 @@ class FastSteps(Generic[Model]):
             count: number of starts that remain.
         """
         while len(starts) > count:
-            results = [self._shortly(start, on, iterations) for start in starts]
+            results = [self.shortly(start, on, iterations) for start in starts]
             results.sort(key=lambda result: -self.objective(*result))
             half = (len(starts) + 1) // 2 if len(starts) > 2 else 1
             starts = [model for model, _ in results[: max(half, count)]]
             iterations = 2 * iterations
         return starts
 
-    def _shortly(
+    def shortly(
         self, start: Model, on: Source, iterations: int, phase: str = "optimisation"
     ) -> tuple[Model, float]:
+        """Return a start after some iterations, and its ELBO; −∞ where that cannot be computed."""
         stop, precision = Stop(3e-4 * on.observations, 20, iterations), self.precision(start.K)
         try:
             return self.optimise(start, stop=stop, on=on, precision=precision, phase=phase)
         except TrainingError:
             return start, -inf
 
-    def _eliminated(self, model: Model, M: int) -> Model:
+    def eliminated(self, model: Model, M: int) -> Model:
         """Return M of the greedy candidates, by backward elimination on a subset of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
