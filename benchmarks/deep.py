@@ -26,6 +26,7 @@ Results are in benchmarks/results/deep.
 import argparse
 from functools import partial
 from math import log
+from pathlib import Path
 from statistics import fmean, median, stdev
 from time import perf_counter
 from typing import Any
@@ -226,7 +227,7 @@ def _mean_and_error(gains: list[float]) -> str:
 
 def fits(arguments: argparse.Namespace) -> None:
     """Run the fits that have no row yet, and print all."""
-    runs = Runs(RESULTS / "deep" / "fits.jsonl")
+    runs = Runs(arguments.results)
     if not arguments.summary:
         cases = [
             (name, arguments.rows, arguments.quick, fit, seed)
@@ -381,6 +382,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="number of training rows; 90 %% if not given")
     parser.add_argument("--quick", action="store_true", help="fewer candidates and steps")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--results", type=Path, default=RESULTS / "deep" / "fits.jsonl")
     parser.add_argument("--page", action="store_true", help="write the table of docs/benchmarks.md")
     arguments = parser.parse_args()
     if arguments.what == "step":

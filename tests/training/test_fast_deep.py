@@ -305,15 +305,19 @@ def test_grow_candidates_keeps_the_elbo() -> None:
 
 def test_fit_deep_smaller_models_are_a_frontier() -> None:
     data = step_data()
-    tolerance = 0.05
+    tolerance, seen = 0.05, []
     result = fit(
         started(data=data, K=12),
         data,
         schedule=schedule(
             Tolerance(tolerance), pre=60, post=60, rounds=2, smaller_models=2, predict_samples=8
         ),
+        callbacks=seen.append,
         generator=seeded(),
     )
+    # Each smaller model has all steps; the rounds of the selected one share them.
+    assert {p.steps for p in seen if p.phase == "smaller model"} == {60}
+    assert {p.steps for p in seen if p.phase == "post-train"} == {30}
     others = [(each.posterior, each.elbo) for each in result.allocations]
     models = sorted(
         [*others, (result.posterior, result.elbo)],
