@@ -64,7 +64,7 @@ def test_other_commands_and_options_refuse_several_targets(
     assert run(["compare", str(model), str(model), str(table)]) == 2
     assert "`frontier`, `update` and `export` can use" in capsys.readouterr().err
     assert run(["predict", str(model), str(table), "--quantiles", "0.5"]) == 2
-    assert "`quantiles` are for models of one target" in capsys.readouterr().err
+    assert "`--quantiles` are for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--hyper", "point"]) == 2
     assert "`--hyper` is for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--layers", "2"]) == 2

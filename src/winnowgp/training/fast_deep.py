@@ -18,7 +18,7 @@ from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, SubsetStatistics, elimination_frontier
 from winnowgp.selection.frontier import MIN_ALPHA
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.callbacks import Progress, candidate_sets
+from winnowgp.training.callbacks import SMALLER_MODEL, Progress, candidate_sets
 from winnowgp.training.goals import (
     FixedAlpha,
     Goal,
@@ -287,7 +287,7 @@ class _DeepSteps:
                 return
             # With a third of the steps small models ended below as many random rows after as many
             # updates in all.
-            self.train(selected.model, "smaller model", self.training.post)
+            self.train(selected.model, SMALLER_MODEL, self.training.post)
             fitted = self.fitted(selected.model, selected)
 
     def result(self, selected: "_Selected", elbo: float, gap: float) -> FitResult[DeepGP]:

@@ -21,7 +21,7 @@ from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget, dense_work, selection_work
-from winnowgp.training.callbacks import Progress
+from winnowgp.training.callbacks import SMALLER_MODEL, Progress
 from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
@@ -259,9 +259,9 @@ class FastSteps(Generic[Model]):
         start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
         part = self.part(max(2000, 16 * M))
         if part.N < self.data.N:
-            start, _ = self._shortly(start, part, 100)
+            start, _ = self._shortly(start, part, 100, phase=SMALLER_MODEL)
         stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
-        return self.optimise(start, stop=stop, precision=self.precision(M))
+        return self.optimise(start, stop=stop, precision=self.precision(M), phase=SMALLER_MODEL)
 
     def precision(self, M: int) -> str | None:
         """Return "mixed"; None where an evaluation with M points is quick, and quicker without."""
@@ -332,11 +332,18 @@ class FastSteps(Generic[Model]):
     def select(self, pool: Model, mask: Mask, elbo: float) -> Model:
         """Return the pruned pool, whose ELBO is known from the statistics."""
         pruned = pool.prune(mask)
-        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, elbo))
+        objective = self.objective(pruned, elbo)
+        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, objective))
         return pruned
 
     def optimise(
-        self, model: Model, *, stop: Stop, on: Source | None = None, precision: str | None = None
+        self,
+        model: Model,
+        *,
+        stop: Stop,
+        on: Source | None = None,
+        precision: str | None = None,
+        phase: str = "optimisation",
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
@@ -349,6 +356,7 @@ class FastSteps(Generic[Model]):
             on: the rows; all by default.
             precision: precision of the objective of a `SparseGP`, instead of the model's own, where
                 K_uf is large. The ELBO is computed in double precision.
+            phase: name of the phase, for callbacks.
         """
         moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
@@ -369,7 +377,7 @@ class FastSteps(Generic[Model]):
                 objective=moved.chunked_bound(rows),
                 stop=stop,
                 on_step=lambda step, value: self._context.notify(
-                    Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
+                    Progress.of(moved, phase, step, stop.iterations, value, rows=count)
                 ),
                 checkpoint_log=self._context.checkpoint_log,
             )
@@ -448,10 +456,12 @@ class FastSteps(Generic[Model]):
             iterations = 2 * iterations
         return starts
 
-    def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
-        stop = Stop(3e-4 * on.observations, 20, iterations)
+    def _shortly(
+        self, start: Model, on: Source, iterations: int, phase: str = "optimisation"
+    ) -> tuple[Model, float]:
+        stop, precision = Stop(3e-4 * on.observations, 20, iterations), self.precision(start.K)
         try:
-            return self.optimise(start, stop=stop, on=on, precision=self.precision(start.K))
+            return self.optimise(start, stop=stop, on=on, precision=precision, phase=phase)
         except TrainingError:
             return start, -inf
 
