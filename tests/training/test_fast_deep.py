@@ -25,6 +25,7 @@ from winnowgp.training import (
     fit,
 )
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import SMALLER_MODEL
 from winnowgp.training.fast_deep import _DeepSteps, _Fitted, grow_candidates
 from winnowgp.training.goals import Goal
 from winnowgp.training.layer_training import LayerTraining
@@ -316,7 +317,7 @@ def test_fit_deep_smaller_models_are_a_frontier() -> None:
         generator=seeded(),
     )
     # Each smaller model has all steps; the rounds of the selected one share them.
-    assert {p.steps for p in seen if p.phase == "smaller model"} == {60}
+    assert {p.steps for p in seen if p.phase == SMALLER_MODEL} == {60}
     assert {p.steps for p in seen if p.phase == "post-train"} == {30}
     others = [(each.posterior, each.elbo) for each in result.allocations]
     models = sorted(
