@@ -275,6 +275,7 @@ def test_auto_keeps_the_relation_with_the_higher_elbo(
     assert auto.elbo_ == point.elbo_
     np.testing.assert_array_equal(auto.predict(FIDELITIES), point.predict(FIDELITIES))
     assert {path.name for path in (tmp_path / "fit").iterdir()} == {"linear", "nonlinear"}
+    assert load(auto.save(tmp_path / "model.winnow")).relation_ == "linear"
     rows, y = squared_rows()
     other = MultiFidelityGPRegressor(hyper="point", tolerance=0.1, random_state=0).fit(rows, y)
     assert other.relation_ == "nonlinear"
