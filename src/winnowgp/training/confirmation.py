@@ -60,6 +60,8 @@ _FEWER_ROWS = 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
+# Standard errors by which lengthscales of the targets must predict better than those of the ranks.
+_ADVANTAGE = 2.0
 # Optima of the evidence that are tried.
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
@@ -175,7 +177,7 @@ def _robust(
     )
     n = min(len(own), len(gain))  # Fewer folds of one of them if the time is over.
     advantage = PredictiveGap.of(own[:n], gain[:n])
-    if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
+    if confirms(own, data.N) and advantage.nats > _ADVANTAGE * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
     if not confirms(gain, data.N):
         return None

@@ -244,13 +244,13 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = initialization.scaled(model, variance=1e-6, lengthscale=1.0)
-        for kernel in initialization.trainable_variances(bare.kernel):
-            initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
-        for kernel in bare.kernel.modules():
-            if isinstance(kernel, LinearKernel):
-                initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
+        bare = copy_module(model)
         square = initialization.mean_square(bare.likelihood, self.sample)
+        least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
+        for kernel in initialization.trainable_variances(bare.kernel):
+            initialization.set_within(kernel, "outputscale", 1e-6 * least)
+        for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
+            initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
         learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
