@@ -229,6 +229,28 @@ def test_lengthscales_of_ranks_are_learnt_without_held_out_rows(
     assert not torch.allclose(*ranks, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("N", "loss", "ranks"), [(200, -1, True), (201, 1, False), (201, 3, True)])
+def test_lengthscales_of_ranks_are_for_few_rows_or_a_clear_gain(
+    N: int, loss: float, ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Held-out rows prefer the ranks by so many standard errors.
+    difference = torch.linspace(-1, 1, N, dtype=torch.double)
+    difference = difference + loss * difference.std() / N**0.5
+    gains = iter([5 + difference, torch.full((N,), 5.0, dtype=torch.double)])
+    found: list[tuple[str, ...]] = []
+
+    def confirmed(steps: Any, initial: Any) -> None:
+        found.append(confirmation.confirmed_optima(steps, initial).held)  # pyright: ignore[reportOptionalMemberAccess]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(confirmation, "held_out_gain", lambda *_, **__: next(gains))
+    monkeypatch.setattr("winnowgp.training.fast_sparse.confirmed_optima", confirmed)
+    X, noise = rows(N, 2, seed=3)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())
+    assert bool(found[0]) == ranks
+
+
 @pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])
 def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bool) -> None:
     gain = torch.linspace(0.5, 1.0, 30, dtype=torch.float64)

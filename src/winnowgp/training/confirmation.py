@@ -60,8 +60,10 @@ _FEWER_ROWS = 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
-# Standard errors by which lengthscales of the targets must predict better than those of the ranks.
-_ADVANTAGE = 2.0
+# Standard errors that a difference between lengthscales of the targets and of the ranks must have;
+# rows up to which it must speak for those of the targets. Of more rows, outliers rarely decide, and
+# the ranks lose more than they save: 0.02 to 0.4 nats on six public tables.
+_ADVANTAGE, _RANKED_ROWS = 2.0, 200
 # Optima of the evidence that are tried.
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
@@ -174,7 +176,7 @@ def _robust(
         for refit in (refitted_to_ranks, partial(_refitted, steps, best.model))
     )
     advantage = PredictiveGap.of(own, gain)
-    if confirms(own, data.N) and advantage.nats > _ADVANTAGE * advantage.standard_error:
+    if confirms(own, data.N) and advantage.nats > _needed(data.N) * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
     if not confirms(gain, data.N):
         return None
@@ -182,6 +184,11 @@ def _robust(
     return replace(
         ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.N, data.P)
     )
+
+
+def _needed(N: int) -> float:
+    """Return the standard errors by which lengthscales of the targets must predict better."""
+    return _ADVANTAGE if N <= _RANKED_ROWS else -_ADVANTAGE
 
 
 def _holding(model: Model, names: Iterable[str]) -> Model:
