@@ -25,6 +25,7 @@ from winnowgp.training import (
     Progress,
     Tolerance,
 )
+from winnowgp.training.callbacks import SMALLER_MODEL
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.schedules import TrainingContext
@@ -100,6 +101,18 @@ def test_fast_tolerance_holds_against_exact_evidence() -> None:
 def test_fast_elbo_gap_is_within_tolerance() -> None:
     fitted, _ = on_hills()
     assert 0 <= fitted.elbo_gap <= TOLERANCE * data().N
+
+
+def test_fast_fit_whose_time_is_over_leaves_out_what_is_only_reported() -> None:
+    rows = data(every=4)
+    with short_fits():
+        fitted = fit(model(rows), rows, schedule=fast(max_seconds=1e-6), generator=seeded())
+    assert fitted.evidence is None
+    assert fitted.predictive_gap is None
+    assert fitted.sized == ()
+    # The steps that have to be taken are, if shortened: it is a model, not a constant.
+    assert fitted.elbo == pytest.approx(fitted.model.fixed_bound(rows))
+    assert fitted.posterior.M > 0
 
 
 class Noted(Goal):
@@ -345,7 +358,7 @@ def test_fast_matern_kernel_meets_tolerance() -> None:
 def test_fast_reports_phases_in_order() -> None:
     fitted, events = on_hills()
     phases = [p.phase for p in events]
-    assert set(phases) == {"initialisation", "selection", "optimisation"}
+    assert set(phases) == {"initialisation", "selection", "optimisation", SMALLER_MODEL}
     assert phases[0] == "initialisation"
     # Before the first selection only the constant model is optimised.
     first = phases.index("selection")
@@ -357,7 +370,9 @@ def test_fast_reports_phases_in_order() -> None:
         if before.phase == after.phase == "optimisation" and after.step == before.step + 1:
             assert after.objective >= before.objective
     # The best of several rounds is selected, and models of other sizes are optimised last.
-    selected = [p for p in events if torch.equal(p.candidates[0], fitted.posterior.Z)]
+    assert phases[-1] == SMALLER_MODEL
+    found = [p for p in events if p.phase != SMALLER_MODEL]
+    selected = [p for p in found if torch.equal(p.candidates[0], fitted.posterior.Z)]
     assert selected[-1].objective == pytest.approx(fitted.elbo, abs=0.05)
     assert len(events[-1].candidates[0]) == fitted.sized[-1].posterior.M
 

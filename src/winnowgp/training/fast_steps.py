@@ -26,6 +26,7 @@ from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
     Initialization,
+    affordable,
     maximise_evidence,
     optimise_evidence,
 )
@@ -58,6 +59,8 @@ _SITE_FOLDS = 2
 _DISTINCT = 2e-3
 # L-BFGS iterations of the evidence without held-out rows.
 _REFIT = 30
+# Share of a wall-clock limit after which other regimes are not looked for.
+_LATE = 0.5
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -92,7 +95,7 @@ class FastSteps(Generic[Model]):
         self.model, self.warm_start = model, warm_start
         self.budget = budget or Budget(model.candidates.device)
         self.initialization: Initialization[Model] | None = None
-        self._kernels, self._linear_term = kernels, linear_term
+        self.kernels, self.linear_term = kernels, linear_term
         self._rows, self._context = rows, context
         self.sample, self._order = rows_in_memory(data, context.generator)
         self.data = self.sample if is_complete(data, self.sample) else data
@@ -144,7 +147,7 @@ class FastSteps(Generic[Model]):
     def evidence_optima(self, data: Dataset, rows: int | None = None) -> Initialization[Model]:
         """Return the optima of the exact evidence of up to so many rows; of all by default."""
         models = [self.model]
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             other = copy_module(self.model)
             other.kernel = copy_module(kernel).to(self.sample.X)
             models.append(other)
@@ -153,7 +156,7 @@ class FastSteps(Generic[Model]):
             data,
             order=self._order,
             rows=data.N if rows is None else rows,
-            linear_term=self._linear_term,
+            linear_term=self.linear_term,
             budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )
@@ -161,10 +164,21 @@ class FastSteps(Generic[Model]):
     def maximise_evidence_of(self, model: Model, rows: Dataset) -> tuple[Model, float]:
         """Return the optimum of the exact evidence of some rows next to a model, and its nats."""
         found = copy_module(model)
-        stop = Stop(1e-3 * rows.observations, 5, _REFIT)
-        evidence, iterations = optimise_evidence(found, rows, stop, self._context.checkpoint_log)
-        self.budget.spend(1.15 * iterations * dense_work(found, rows))
+        work, log = 1.15 * dense_work(found, rows), self._context.checkpoint_log
+        stop = affordable(Stop(1e-3 * rows.observations, 5, _REFIT), work, self.budget, log)
+        evidence, iterations = optimise_evidence(found, rows, stop, log)
+        self.budget.spend(iterations * work)
         return found, evidence
+
+    def share_of_work(self, share: float) -> float:
+        """Return a share of the operations of the fit, and no more than a clock leaves time for."""
+        if self.budget.seconds is None:
+            return share * self.budget.work_limit
+        return self._decided(lambda: min(share * self.budget.work_limit, self.budget.remaining))
+
+    def is_late(self, share: float = 1.0) -> bool:
+        """Return whether a share of the wall-clock limit has passed; False without one."""
+        return self.budget.seconds is not None and self._decided(lambda: self.budget.expired(share))
 
     def forget_earlier(self) -> None:
         """Search for starts as if there were no earlier fit."""
@@ -215,6 +229,8 @@ class FastSteps(Generic[Model]):
         if not isinstance(self.model, SparseGP):
             model, _ = self.best_start(min(32, self.most))
             return [model.with_candidates(model.candidates[:0])]
+        if self.is_late(_LATE):
+            return []
         if initial.rows >= min(self.data.N / 2, _MANY_ROWS):
             return []
         optimum = maximise_local_evidence(
@@ -248,20 +264,6 @@ class FastSteps(Generic[Model]):
         """Return the best of several starts with M points, optimised on all rows."""
         (start,) = self.successive_halving(self.starts(M), on=self.data, iterations=50)
         return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
-
-    def shrunk(self, fitted: Model, M: int) -> tuple[Model, float]:
-        """Return a model with M points, started from the hyper-parameters of a larger one.
-
-        M points cannot represent the exact posterior: their optimum is closer to a smoother
-        function with more noise.
-        """
-        soft = initialization.scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
-        start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
-        part = self.part(max(2000, 16 * M))
-        if part.N < self.data.N:
-            start, _ = self._shortly(start, part, 100)
-        stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
-        return self.optimise(start, stop=stop, precision=self.precision(M))
 
     def precision(self, M: int) -> str | None:
         """Return "mixed"; None where an evaluation with M points is quick, and quicker without."""
@@ -332,11 +334,18 @@ class FastSteps(Generic[Model]):
     def select(self, pool: Model, mask: Mask, elbo: float) -> Model:
         """Return the pruned pool, whose ELBO is known from the statistics."""
         pruned = pool.prune(mask)
-        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, elbo))
+        objective = self.objective(pruned, elbo)
+        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, objective))
         return pruned
 
     def optimise(
-        self, model: Model, *, stop: Stop, on: Source | None = None, precision: str | None = None
+        self,
+        model: Model,
+        *,
+        stop: Stop,
+        on: Source | None = None,
+        precision: str | None = None,
+        phase: str = "optimisation",
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
@@ -349,6 +358,7 @@ class FastSteps(Generic[Model]):
             on: the rows; all by default.
             precision: precision of the objective of a `SparseGP`, instead of the model's own, where
                 K_uf is large. The ELBO is computed in double precision.
+            phase: name of the phase, for callbacks.
         """
         moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
@@ -369,7 +379,7 @@ class FastSteps(Generic[Model]):
                 objective=moved.chunked_bound(rows),
                 stop=stop,
                 on_step=lambda step, value: self._context.notify(
-                    Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
+                    Progress.of(moved, phase, step, stop.iterations, value, rows=count)
                 ),
                 checkpoint_log=self._context.checkpoint_log,
             )
@@ -419,15 +429,15 @@ class FastSteps(Generic[Model]):
         initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
-        starts = [self._eliminated(soft, M), self._eliminated(smooth, M)]
+        starts = [self.eliminated(soft, M), self.eliminated(smooth, M)]
         if M > 32:
-            starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
+            starts.append(self.eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
-            starts.append(self._centres(smooth, M))
+            starts.append(self.centres(smooth, M))
         if M <= 16:
-            starts.append(self._centres(soft, M))
+            starts.append(self.centres(soft, M))
             smoother = initialization.scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
-            starts += [self._centres(smooth, M), self._centres(smoother, M)]
+            starts += [self.centres(smooth, M), self.centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
@@ -441,21 +451,24 @@ class FastSteps(Generic[Model]):
             count: number of starts that remain.
         """
         while len(starts) > count:
-            results = [self._shortly(start, on, iterations) for start in starts]
+            results = [self.shortly(start, on, iterations) for start in starts]
             results.sort(key=lambda result: -self.objective(*result))
             half = (len(starts) + 1) // 2 if len(starts) > 2 else 1
             starts = [model for model, _ in results[: max(half, count)]]
             iterations = 2 * iterations
         return starts
 
-    def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
-        stop = Stop(3e-4 * on.observations, 20, iterations)
+    def shortly(
+        self, start: Model, on: Source, iterations: int, phase: str = "optimisation"
+    ) -> tuple[Model, float]:
+        """Return a start after some iterations, and its ELBO; −∞ where that cannot be computed."""
+        stop, precision = Stop(3e-4 * on.observations, 20, iterations), self.precision(start.K)
         try:
-            return self.optimise(start, stop=stop, on=on, precision=self.precision(start.K))
+            return self.optimise(start, stop=stop, on=on, precision=precision, phase=phase)
         except TrainingError:
             return start, -inf
 
-    def _eliminated(self, model: Model, M: int) -> Model:
+    def eliminated(self, model: Model, M: int) -> Model:
         """Return M of the greedy candidates, by backward elimination on a subset of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
@@ -480,7 +493,7 @@ class FastSteps(Generic[Model]):
         optimised.candidates.requires_grad_(learnt)
         return optimised.with_candidates(self.sample.X[:0])
 
-    def _centres(self, model: Model, M: int) -> Model:
+    def centres(self, model: Model, M: int) -> Model:
         """Return the model with points at M cluster centres, if locations may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)
