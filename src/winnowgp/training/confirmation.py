@@ -58,8 +58,8 @@ FEW_ROWS = 2000
 """Number of rows up to which held-out rows must confirm an optimum."""
 # Rows up to which their ranks must if there are outliers, and up to which the ranks always must. Of
 # more rows an optimum that predicts clearly better than a constant needs no ranks: the lengthscales
-# of ranks lost 0.02 to 0.9 nats on seven of nine public tables of 292 to 576 rows, and gained 0.04
-# on one.
+# of ranks lost 0.01 to 0.8 nats on eight of ten public tables of 292 to 596 rows (means of two
+# splits), and gained at most 0.01 on the others.
 _OUTLIER_ROWS, _RANKED_ROWS = 600, 200
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
