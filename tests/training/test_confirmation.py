@@ -229,6 +229,26 @@ def test_lengthscales_of_ranks_are_learnt_without_held_out_rows(
     assert not torch.allclose(*ranks, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("N", "gain", "ranks"), [(200, 4, True), (201, 2, True), (201, 4, False)])
+def test_confirmed_optima_lengthscales_of_ranks_are_for_few_rows_or_a_doubtful_gain(
+    N: int, gain: float, ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, ...]] = []
+
+    def confirmed(steps: Any, initial: Any) -> None:
+        found.append(confirmation.confirmed_optima(steps, initial).held)  # pyright: ignore[reportOptionalMemberAccess]
+        raise KeyboardInterrupt
+
+    gains = torch.linspace(-1, 1, N, dtype=torch.double)
+    gains = gains + gain * gains.std() / N**0.5  # So many standard errors.
+    monkeypatch.setattr(confirmation, "held_out_gain", lambda *_, **__: gains)
+    monkeypatch.setattr("winnowgp.training.fast_sparse.confirmed_optima", confirmed)
+    X, noise = rows(N, 2, seed=3)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())
+    assert bool(found[0]) == ranks
+
+
 @pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])
 def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bool) -> None:
     gain = torch.linspace(0.5, 1.0, 30, dtype=torch.float64)

@@ -11,7 +11,8 @@ as well. So two things are asked of few rows:
    and a common lengthscale that is not learnt for each column is tried last.
 2. Where outliers decide, an effect is also seen in the ranks of the targets (in their normal
    scores, the Gaussian quantiles of the ranks, whose noise is Gaussian). The lengthscales are then
-   those of the scores, unless those of the targets predict held-out rows clearly better.
+   those of the scores, unless those of the targets predict held-out rows clearly better, or more
+   than 200 rows leave no doubt that they predict better than a constant.
 
 Few rows may satisfy this by chance. So the densities of the held-out rows also give the weight of a
 constant in the average over hyper-parameters (`laplace`).
@@ -55,13 +56,14 @@ _SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
 _CERTAIN = 2.0
 FEW_ROWS = 2000
 """Number of rows up to which held-out rows must confirm an optimum."""
-# Rows up to which their ranks must.
-_FEWER_ROWS = 600
+# Rows up to which their ranks must if there are outliers, and up to which the ranks always must. Of
+# more rows an optimum that predicts clearly better than a constant needs no ranks: the lengthscales
+# of ranks lost 0.01 to 0.8 nats on eight of ten public tables of 292 to 596 rows (means of two
+# splits), and gained at most 0.01 on the others.
+_OUTLIER_ROWS, _RANKED_ROWS = 600, 200
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
-# Standard errors by which lengthscales of the targets must predict better than those of the ranks.
-_ADVANTAGE = 2.0
 # Optima of the evidence that are tried.
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
@@ -106,8 +108,8 @@ def confirmed_optima(
     data = with_unit_weights(steps.model, steps.sample)
     if data.noise is not None or not data.complete:
         return initial
-    if data.N <= _FEWER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
-        return _robust(steps, initial)
+    if data.N <= _OUTLIER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
+        return _clearly_better(steps, initial, data) or _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
         refit = partial(_refitted, steps, optimum.model)
         gain = held_out_gain(data, refit, is_late=steps.is_late)
@@ -153,6 +155,21 @@ def _with_common_lengthscale(
     )
 
 
+def _clearly_better(
+    steps: FastSteps[Model], initial: Initialization[Model], data: Dataset
+) -> Initialization[Model] | None:
+    """Return the optima if the best one of enough rows predicts clearly better than a constant."""
+    if data.N <= _RANKED_ROWS:
+        return None
+    # Few of the rows that are predicted badly may be in the first folds.
+    refit = partial(_refitted, steps, initial.best)
+    gain = held_out_gain(data, refit, early_stopping=False, is_late=steps.is_late)
+    gap = PredictiveGap.of(gain, torch.zeros_like(gain))
+    if gap.nats <= _CLEAR * gap.standard_error:
+        return None
+    return replace(initial, constant_weight=constant_weight(gain, data.N, data.P))
+
+
 def _robust(
     steps: FastSteps[Model], initial: Initialization[Model]
 ) -> Initialization[Model] | None:
@@ -177,7 +194,7 @@ def _robust(
     )
     n = min(len(own), len(gain))  # Fewer folds of one of them if the time is over.
     advantage = PredictiveGap.of(own[:n], gain[:n])
-    if confirms(own, data.N) and advantage.nats > _ADVANTAGE * advantage.standard_error:
+    if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
     if not confirms(gain, data.N):
         return None

@@ -30,6 +30,7 @@ from winnowgp.training.goals import (
     Tolerance,
     learn_inclusion,
 )
+from winnowgp.training.growth import constant_model
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import (
     FitResult,
@@ -184,7 +185,7 @@ class _Steps:
         frontier = steps.frontier(statistics)
         reference = frontier.bounds.max().item()
         if isinstance(goal, Tolerance):
-            constant = steps.constant_model(g)[1]
+            constant = constant_model(steps, g)[1]
             goal = goal.within(reference - constant, N=self.rows.observations)
         M = max(goal.size(frontier, reference=reference), 1)
         selection = learn_inclusion(
@@ -203,7 +204,7 @@ class _Steps:
     def without_noise_points(self, model: HeteroscedasticGP) -> HeteroscedasticGP:
         """Return the model with constant noise."""
         g, targets = self._noise(model)
-        return self._with_noise(model, self._steps(g, targets).constant_model(g)[0])
+        return self._with_noise(model, constant_model(self._steps(g, targets), g)[0])
 
     def _noise(self, model: HeteroscedasticGP) -> tuple[VariationalGP, Dataset]:
         """Return a copy of g and its targets, where its steps are computed."""

@@ -30,7 +30,13 @@ from winnowgp.training.goals import (
     Tolerance,
     learn_inclusion,
 )
-from winnowgp.training.growth import Pool, SmallerModel, grown_pool, smaller_models
+from winnowgp.training.growth import (
+    Pool,
+    SmallerModel,
+    constant_model,
+    grown_pool,
+    smaller_models,
+)
 from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import (
@@ -321,7 +327,7 @@ def _select_by_goal(
     initial, data = steps.initialise(training.evidence_rows), steps.data
     confirmed = confirmed_optima(steps, initial) if isinstance(goal, Tolerance) else initial
     initial = steps.initialization = confirmed or initial
-    constant = steps.constant_model(initial.best)
+    constant = constant_model(steps, initial.best)
     most = min(training.n_candidates or steps.most, steps.most)
     tolerance = goal.nats if isinstance(goal, Tolerance) else Tolerance().nats
     pool, reference = grown_pool(

@@ -6,7 +6,7 @@ from math import inf
 from typing import Generic, TypeVar, final
 
 import torch
-from gpytorch.kernels import Kernel, LinearKernel
+from gpytorch.kernels import Kernel
 
 from winnowgp.data import Dataset, Source
 from winnowgp.data.distributed import ProcessGroup
@@ -16,7 +16,6 @@ from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
@@ -241,24 +240,6 @@ class FastSteps(Generic[Model]):
             checkpoint_log=self._context.checkpoint_log,
         )
         return [] if optimum is None else [optimum.model]
-
-    def constant_model(self, model: Model) -> tuple[Model, float]:
-        """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = copy_module(model)
-        square = initialization.mean_square(bare.likelihood, self.sample)
-        least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
-        for kernel in initialization.trainable_variances(bare.kernel):
-            initialization.set_within(kernel, "outputscale", 1e-6 * least)
-        for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
-            initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
-        initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
-        bare = bare.with_candidates(self.sample.X[:0])
-        learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
-        bare.kernel.requires_grad_(False)
-        fitted, elbo = self.optimise(bare, stop=Stop(1e-5 * self.data.observations, 5, 50))
-        for parameter, flag in zip(fitted.kernel.parameters(), learnt, strict=True):
-            parameter.requires_grad_(flag)
-        return fitted, elbo
 
     def best_start(self, M: int) -> tuple[Model, float]:
         """Return the best of several starts with M points, optimised on all rows."""

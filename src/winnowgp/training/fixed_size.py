@@ -71,9 +71,10 @@ def _simple_start(steps: FastSteps[Model], M: int) -> Model | None:
     """Return a smooth start with points at M cluster centres, which needs no search.
 
     None for other likelihoods, whose evaluations take longer; where kernels are to be compared
-    first; and where the user or an earlier fit gave candidates.
+    first, or the search was made for a tolerance; and where the user or an earlier fit gave
+    candidates.
     """
-    compared = steps.kernels or steps.linear_term
+    compared = steps.kernels or steps.linear_term or steps.initialization is not None
     if steps.given or steps.warm_start or compared or not isinstance(steps.model, SparseGP):
         return None
     return steps.centres(starting_points(steps.model, steps.sample, 2)[1], M)
