@@ -15,7 +15,7 @@ from winnowgp.training.lbfgs import Stop
 
 # Where rows are many, a second start has lost if it is so many nats per observation below the first
 # optimum after so many iterations.
-_BEHIND, _TRIED = 3e-3, 200
+_BEHIND, _TRIED = 6e-3, 200
 # Nats per observation by which exchanged points must raise the bound, before and after they move.
 _EXCHANGED, _MOVED = 1e-5, 1e-4
 # Share of the iterations that an optimisation of exchanged points may take.
