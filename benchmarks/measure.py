@@ -94,12 +94,33 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]
     return dict(groups)
 
 
-def parser_of(documentation: str | None, *, seeds: Sequence[int]) -> ArgumentParser:
-    """Return a parser of what benchmarks of many fits share: seeds, processes, and the summary."""
+def parser_of(
+    documentation: str | None,
+    *,
+    seeds: Sequence[int],
+    file: Path | None = None,
+    methods: Sequence[str] = (),
+    most: int | None = None,
+) -> ArgumentParser:
+    """Return a parser of what benchmarks of many fits share: seeds, processes, and the summary.
+
+    Args:
+        documentation: the docstring of the benchmark, whose first line describes it.
+        seeds: the default seeds.
+        file: the default result file, if it can be another one.
+        methods: all methods, if they can be chosen.
+        most: the default of the largest number of training rows, if it can be chosen.
+    """
     parser = ArgumentParser(description=(documentation or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
+    if file is not None:
+        parser.add_argument("--file", type=Path, default=file, help="the results, one row per fit")
+    if methods:
+        parser.add_argument("--methods", nargs="+", choices=methods, default=list(methods))
+    if most is not None:
+        parser.add_argument("--most", type=int, default=most, help="most training rows")
     return parser
 
 

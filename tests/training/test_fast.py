@@ -103,6 +103,18 @@ def test_fast_elbo_gap_is_within_tolerance() -> None:
     assert 0 <= fitted.elbo_gap <= TOLERANCE * data().N
 
 
+def test_fast_fit_whose_time_is_over_leaves_out_what_is_only_reported() -> None:
+    rows = data(every=4)
+    with short_fits():
+        fitted = fit(model(rows), rows, schedule=fast(max_seconds=1e-6), generator=seeded())
+    assert fitted.evidence is None
+    assert fitted.predictive_gap is None
+    assert fitted.sized == ()
+    # The steps that have to be taken are, if shortened: it is a model, not a constant.
+    assert fitted.elbo == pytest.approx(fitted.model.fixed_bound(rows))
+    assert fitted.posterior.M > 0
+
+
 class Noted(Goal):
     """A tolerance that records its calls."""
 

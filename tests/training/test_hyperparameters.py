@@ -1,7 +1,7 @@
 """Hyper-parameters and kernel from the exact evidence: the best of many starts."""
 
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -216,6 +216,30 @@ def kernel_matrix(X: Tensor, lengthscale: float, *, rough: bool = False) -> Tens
     if rough:
         return (1 + 3**0.5 * r) * torch.exp(-(3**0.5) * r)
     return torch.exp(-0.5 * r.square())
+
+
+@pytest.mark.parametrize("late_after", [0, 3])
+def test_evidence_search_ends_with_its_share_of_the_clock(
+    late_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is past its share after some starts: no more starts, and the rows of these."""
+    rows = drawn(300, 1.0, 0.1)
+    count, optimise = [0], hyperparameters.optimise_evidence
+
+    def counted(*given: Any) -> tuple[float, int]:
+        count[0] += 1
+        return optimise(*given)
+
+    monkeypatch.setattr(hyperparameters, "optimise_evidence", counted)
+    monkeypatch.setattr(Budget, "search_expired", property(lambda _: count[0] > late_after))
+    kernels = ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel(1.5))
+    found = compared(rows, *kernels, budget=Budget(rows.X.device, seconds=100.0), linear_term=True)
+    # One start at least; the last that began before the time was over ends.
+    assert count[0] == late_after + 1
+    # The first stage has 250 rows.
+    assert (found.rows, found.complete) == (250, False)
+    assert isfinite(found.optima[0].evidence)
+    assert found.kernels[1] == -inf
 
 
 def drawn(N: int, lengthscale: float, noise: float, *, rough: bool = False, seed: int = 0):

@@ -105,8 +105,10 @@ class SparseEstimator(BaseGP, ABC):
             within it; without, only if more candidates add no information.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
-        max_fit_seconds: time after which the fast schedule adds no more candidates, in seconds. By
-            default a number of operations limits it, so that a seed determines the result.
+        max_fit_seconds: time in seconds that the fast schedule is to take: first searches have two
+            fifths of it, and what is only reported is left out after it. A step that has begun
+            ends, so that a fit may take somewhat longer. By default a number of operations limits
+            it, so that a seed determines the result.
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.

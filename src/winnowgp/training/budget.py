@@ -17,6 +17,10 @@ from winnowgp.models.base import InducingModel
 
 # Operations of a default fit: minutes on two CPU cores, about a minute on a large GPU.
 WORK = {"cpu": 8e12, "cuda": 1.5e15}
+# Seconds that these operations stand for, where a clock limits the fit.
+_SECONDS = {"cpu": 120.0, "cuda": 60.0}
+# Share of a wall-clock limit after which no further search for hyper-parameters starts.
+_SEARCH = 0.4
 # Share of the work that the exact evidence may take, and the evaluations that it is divided by.
 _EVIDENCE_SHARE, _EVALUATIONS = 0.4, 50
 # Operations of one evaluation of the exact evidence and its gradient, divided by N³.
@@ -77,10 +81,14 @@ class Budget:
             return None
         return max(self.seconds - (perf_counter() - self._started), 0.0)
 
+    def expired(self, share: float = 1.0) -> bool:
+        """Return whether a share of the wall-clock limit has passed."""
+        return self.seconds is not None and perf_counter() - self._started > share * self.seconds
+
     @property
-    def expired(self) -> bool:
-        """Whether the wall-clock limit has passed."""
-        return self.seconds is not None and perf_counter() - self._started > self.seconds
+    def search_expired(self) -> bool:
+        """Whether the time for first searches of hyper-parameters has passed."""
+        return self.expired(_SEARCH)
 
     def limit_of(self, operations: float, *, candidates: int = 0) -> str | None:
         """Return the name of the limit that prevents so many operations, or None.
@@ -101,9 +109,10 @@ class Budget:
             cost: cost of an evaluation relative to Gaussian noise.
         """
         assert self.work is not None
-        total = self.remaining if self.seconds is not None else self.work
-        if total == inf or self.seconds is not None:
-            total = min(total, WORK.get(self.device.type, WORK["cpu"]))
+        total = self.work
+        if self.seconds is not None:
+            device = self.device.type if self.device.type in WORK else "cpu"
+            total = min(self.remaining, WORK[device] * min(self.seconds / _SECONDS[device], 1.0))
         each = _EVIDENCE_SHARE * total / (_EVALUATIONS * DENSE * cost)
         fits = (memory(self.device) / (8 * 5)) ** 0.5
         return int(min(each ** (1 / 3), fits))

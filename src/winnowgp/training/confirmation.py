@@ -60,6 +60,8 @@ _FEWER_ROWS = 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
+# Standard errors by which lengthscales of the targets must predict better than those of the ranks.
+_ADVANTAGE = 2.0
 # Optima of the evidence that are tried.
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
@@ -107,7 +109,8 @@ def confirmed_optima(
     if data.N <= _FEWER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
         return _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
-        gain = held_out_gain(data, partial(_refitted, steps, optimum.model))
+        refit = partial(_refitted, steps, optimum.model)
+        gain = held_out_gain(data, refit, is_late=steps.is_late)
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
@@ -138,7 +141,8 @@ def _with_common_lengthscale(
     model, evidence = max(optima, key=itemgetter(1))
     if not _exceeds_constant(model, evidence, data):
         return None
-    gain = held_out_gain(data, partial(_refitted, steps, model), early_stopping=False)
+    refit = partial(_refitted, steps, model)
+    gain = held_out_gain(data, refit, early_stopping=False, is_late=steps.is_late)
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
     if gap.nats < _CONFIDENT * gap.standard_error:
         return None
@@ -168,11 +172,12 @@ def _robust(
         return None if found is None else _refitted(steps, _holding(found, held), rows)
 
     gain, own = (
-        held_out_gain(data, refit, early_stopping=False)
+        held_out_gain(data, refit, early_stopping=False, is_late=steps.is_late)
         for refit in (refitted_to_ranks, partial(_refitted, steps, best.model))
     )
-    advantage = PredictiveGap.of(own, gain)
-    if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
+    n = min(len(own), len(gain))  # Fewer folds of one of them if the time is over.
+    advantage = PredictiveGap.of(own[:n], gain[:n])
+    if confirms(own, data.N) and advantage.nats > _ADVANTAGE * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
     if not confirms(gain, data.N):
         return None
@@ -262,7 +267,11 @@ def _exceeds_constant(
 
 
 def held_out_gain(
-    data: Dataset, refit: Callable[[Dataset], InducingModel | None], *, early_stopping: bool = True
+    data: Dataset,
+    refit: Callable[[Dataset], InducingModel | None],
+    *,
+    early_stopping: bool = True,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Float[Tensor, " n"]:
     """Return by how much refitted models predict held-out rows better than a constant, in nats.
 
@@ -272,6 +281,7 @@ def held_out_gain(
         data: all rows.
         refit: returns the model of some rows, without candidates; None if a constant is as good.
         early_stopping: whether a clear difference after some folds decides.
+        is_late: tells whether the folds so far must do, because the time is over.
     """
     gains: list[Tensor] = []
     for rest, held in _splits(data):
@@ -287,6 +297,8 @@ def held_out_gain(
             gap = PredictiveGap.of(seen, torch.zeros_like(seen))
             if abs(gap.nats) > _CLEAR * gap.standard_error:
                 break
+        if is_late():
+            break
     return torch.cat(gains)
 
 

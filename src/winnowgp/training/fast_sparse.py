@@ -84,7 +84,7 @@ def fit_sparse(
     pool, selection = _inclusion(steps, fitted, training, context.generator)
     assert selection.frontier is not None
     held_out = None
-    if training.reported:
+    if training.reported and not steps.is_late():
         held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
@@ -104,10 +104,13 @@ def fit_sparse(
     assert initial is not None
     for name in initial.held:
         final_model.kernel.get_parameter(name).requires_grad_(True)
-    evidence, reference = final_model.evidence(data), chosen.reference
+    reference = chosen.reference
+    # The evidence of many rows takes long, and is only reported.
+    evidence = None if steps.is_late() else final_model.evidence(data)
     if chosen.exact:
-        # With weights, the maximum of the evidence was that of unit weights.
-        reference = max(reference, evidence.lower)
+        if evidence is not None:
+            # With weights, the maximum of the evidence was that of unit weights.
+            reference = max(reference, evidence.lower)
         frontier = replace(
             frontier,
             evidence=reference,
@@ -137,7 +140,7 @@ def _inclusion(
     """Return the selected points with fresh candidates, and the inclusion probability of each."""
     pool = steps.with_fresh(fitted, max(32, min(fitted.K // 4, _FRESH)))
     statistics = pool.subset_statistics(steps.data)
-    affordable = int(_INCLUSION * steps.budget.work_limit / (2.0 * pool.K**2 * max(fitted.K, 1)))
+    affordable = int(steps.share_of_work(_INCLUSION) / (2.0 * pool.K**2 * max(fitted.K, 1)))
     with threads_for(2.0 * pool.K**3):
         return pool, learn_inclusion(
             statistics,

@@ -26,6 +26,7 @@ from winnowgp.training.cross_validation import FOLDS, CrossValidation
 from winnowgp.training.hyperparameters import (
     STAGES,
     Initialization,
+    affordable,
     maximise_evidence,
     optimise_evidence,
 )
@@ -58,6 +59,8 @@ _SITE_FOLDS = 2
 _DISTINCT = 2e-3
 # L-BFGS iterations of the evidence without held-out rows.
 _REFIT = 30
+# Share of a wall-clock limit after which other regimes are not looked for.
+_LATE = 0.5
 # Share of the remaining work that one run may take.
 _SHARE = 0.5
 
@@ -161,10 +164,21 @@ class FastSteps(Generic[Model]):
     def maximise_evidence_of(self, model: Model, rows: Dataset) -> tuple[Model, float]:
         """Return the optimum of the exact evidence of some rows next to a model, and its nats."""
         found = copy_module(model)
-        stop = Stop(1e-3 * rows.observations, 5, _REFIT)
-        evidence, iterations = optimise_evidence(found, rows, stop, self._context.checkpoint_log)
-        self.budget.spend(1.15 * iterations * dense_work(found, rows))
+        work, log = 1.15 * dense_work(found, rows), self._context.checkpoint_log
+        stop = affordable(Stop(1e-3 * rows.observations, 5, _REFIT), work, self.budget, log)
+        evidence, iterations = optimise_evidence(found, rows, stop, log)
+        self.budget.spend(iterations * work)
         return found, evidence
+
+    def share_of_work(self, share: float) -> float:
+        """Return a share of the operations of the fit, and no more than a clock leaves time for."""
+        if self.budget.seconds is None:
+            return share * self.budget.work_limit
+        return self._decided(lambda: min(share * self.budget.work_limit, self.budget.remaining))
+
+    def is_late(self, share: float = 1.0) -> bool:
+        """Return whether a share of the wall-clock limit has passed; False without one."""
+        return self.budget.seconds is not None and self._decided(lambda: self.budget.expired(share))
 
     def forget_earlier(self) -> None:
         """Search for starts as if there were no earlier fit."""
@@ -215,6 +229,8 @@ class FastSteps(Generic[Model]):
         if not isinstance(self.model, SparseGP):
             model, _ = self.best_start(min(32, self.most))
             return [model.with_candidates(model.candidates[:0])]
+        if self.is_late(_LATE):
+            return []
         if initial.rows >= min(self.data.N / 2, _MANY_ROWS):
             return []
         optimum = maximise_local_evidence(
@@ -228,13 +244,13 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = initialization.scaled(model, variance=1e-6, lengthscale=1.0)
-        for kernel in initialization.trainable_variances(bare.kernel):
-            initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
-        for kernel in bare.kernel.modules():
-            if isinstance(kernel, LinearKernel):
-                initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
+        bare = copy_module(model)
         square = initialization.mean_square(bare.likelihood, self.sample)
+        least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
+        for kernel in initialization.trainable_variances(bare.kernel):
+            initialization.set_within(kernel, "outputscale", 1e-6 * least)
+        for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
+            initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
         learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]

@@ -139,7 +139,9 @@ def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> tuple[Pool[Mode
         model = steps.with_fresh(bare, K)
         smaller = Pool(model, -inf, pool.growth, None)
     refitted = refit(steps, smaller, iterations=_COMPARED)
-    held_out = steps.cross_validation(pool.model.K, share=_HELD_OUT)
+    held_out = None
+    if not steps.is_late(0.5):
+        held_out = steps.cross_validation(pool.model.K, share=_HELD_OUT)
     if held_out is not None:
         factors = _NOISIER if isinstance(steps.model, SparseGP) else ()
         pools = [pool, *(_noisier(steps, pool, factor) for factor in factors)]
@@ -345,6 +347,8 @@ def smaller_models(
     smaller: list[SmallerModel[Model]] = []
     sizes = [size for size in _SIZES if size < fitted.K]
     for M in sizes[max(len(sizes) - count, 0) :]:
+        if steps.is_late():
+            break
         with threads_for(10.0 * M**3):
             try:
                 model, elbo = _shrunk(steps, fitted, M)

@@ -14,7 +14,7 @@ finer structure, and the collapsed bound of all rows decides later.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Generic
 
@@ -64,6 +64,8 @@ _FEW, _SHORTLY = 3, 12
 # variance that they leave unexplained costs so many nats; if it costs so many times the gap, the
 # gap is not computed. The last number is the gap that may be left at the end.
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
+# Share of the remaining time that one start may take, and the iterations that each has at least.
+_SHARE, _LEAST = 0.2, 5
 # Optima of fewer rows that are so many nats per observation below the best have lost.
 _LOST = 0.02
 
@@ -106,6 +108,9 @@ def maximise_evidence(
 ) -> Initialization[Model]:
     """Return the optima of the exact evidence of up to `rows` rows.
 
+    A wall-clock limit ends the search early, after one start at least. The optima are those of the
+    rows of the last stage that was reached.
+
     Args:
         models: one model per kernel that is compared; the starts of the first are searched widely.
         data: rows in memory.
@@ -117,21 +122,27 @@ def maximise_evidence(
     rows = min(rows, data.N)
     first, *others = _stages(rows)
     ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
+    if search.is_late():
+        return search.initialization(ranked, first)
     comparison = others[0] if others else first
     starts = search.single_columns(comparison)
     if others:
         ranked = search.optimise([*search.continued(ranked), *starts], comparison)
-    else:
+    elif not search.is_late():
         # The first of those that continue is an optimum of these rows already.
         ranked += search.optimise([*search.continued(ranked)[1:], *starts], comparison)
         ranked.sort(key=descending)
-    ranked += search.optimise(search.other_kernels(ranked, first), comparison)
-    ranked.sort(key=descending)
-    kernels = best_objectives(ranked, len(models))
-    linear_gain = None
-    if linear_term and not comparison < rows <= STAGES[-1]:
+    if len(models) > 1 and not search.is_late():
+        ranked += search.optimise(search.other_kernels(ranked, first), comparison)
+        ranked.sort(key=descending)
+    result, linear_gain = search.initialization(ranked, comparison), None
+    if linear_term and not comparison < rows <= STAGES[-1] and not search.is_late():
         ranked, linear_gain = search.linear_term(ranked, best_optima(ranked)[:2], comparison)
+    reached = comparison
     for count in others[1:]:
+        if search.is_late():
+            break
+        reached = count
         # The exact evidence of many rows is expensive, and its best mode is known by then.
         most = 1 if count > 4 * STAGES[-1] else 3
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
@@ -139,11 +150,14 @@ def maximise_evidence(
             # Fewer rows may have no optimum near the best one of these.
             ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
             ranked.sort(key=descending)
-    if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1]:
+    late = linear_term and search.is_late()
+    if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
         # A slope that pays with all rows may not pay with a part of them.
-        ranked, linear_gain = search.linear_term(ranked, ranked[:1], rows)
+        ranked, linear_gain = search.linear_term(ranked, ranked[:1], reached)
     optima = tuple(distinct_optima(ranked))
-    return Initialization(optima, rows, rows == data.N, kernels, linear_gain)
+    return replace(
+        result, optima=optima, rows=reached, complete=reached == data.N, linear_gain=linear_gain
+    )
 
 
 def _stages(rows: int) -> list[int]:
@@ -175,6 +189,18 @@ class _Search(Generic[Model]):
     order: Tensor
     budget: Budget
     checkpoint_log: CheckpointLog
+
+    def is_late(self) -> bool:
+        """Return whether a wall-clock limit leaves no time for further starts."""
+        if self.budget.seconds is None:
+            return False
+        return self.checkpoint_log.once(lambda: self.budget.search_expired)
+
+    def initialization(self, ranked: list[Optimum[Model]], count: int) -> Initialization[Model]:
+        """Return the optima on `count` rows, the best first, and the best of each kernel."""
+        kernels = best_objectives(ranked, len(self.models))
+        optima = tuple(distinct_optima(ranked))
+        return Initialization(optima, count, count == self.data.N, kernels)
 
     def rows(self, count: int) -> Dataset:
         rows = representative_rows(self.models[0], self.data, self.order, count)
@@ -229,6 +255,8 @@ class _Search(Generic[Model]):
         """
         optima, approximate = [], []
         for index, start in enumerate(starts):
+            if index and self.is_late():
+                break
             model = copy_module(start.model)
             close = inf if index and STAGES[-1] < rows.N else _CLOSE
             sparse = self._optimise_sparse(model, rows, stop, start.kernel, close=close)
@@ -240,7 +268,7 @@ class _Search(Generic[Model]):
         approximate.sort(key=descending)
         settled = stop.iterations <= _SHORTLY
         for optimum in approximate:
-            if settled:
+            if settled or self.is_late():
                 optima.append(optimum)
                 continue
             model = copy_module(optimum.model)
@@ -252,6 +280,7 @@ class _Search(Generic[Model]):
 
     def _optimise(self, model: Model, rows: Dataset, stop: Stop, kernel: int) -> Optimum[Model]:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
+        stop = affordable(stop, 1.15 * dense_work(model, rows), self.budget, self.checkpoint_log)
         evidence, iterations = optimise_evidence(model, rows, stop, self.checkpoint_log)
         self.budget.spend(1.15 * iterations * dense_work(model, rows))
         return _optimum(model, evidence, rows, kernel, converged=iterations < stop.iterations)
@@ -280,6 +309,8 @@ class _Search(Generic[Model]):
             return None
         sparse = model.with_candidates(rows.X[points.indices])
         sparse.candidates.requires_grad_(False)
+        cost = 1.15 * sparse.chunked_cost(rows)
+        stop = affordable(stop, cost, self.budget, self.checkpoint_log)
         try:
             gap = _value(model, rows) - sparse.fixed_bound(rows)
             if not gap <= close * rows.observations:
@@ -294,7 +325,7 @@ class _Search(Generic[Model]):
             bound = sparse.fixed_bound(rows)
         except (NotPositiveDefiniteError, TrainingError):
             return None
-        self.budget.spend(1.15 * maximum.iterations * sparse.chunked_cost(rows))
+        self.budget.spend(maximum.iterations * cost)
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
         converged = maximum.iterations < stop.iterations
         optimum = _optimum(model, _value(model, rows), rows, kernel, converged=converged)
@@ -374,6 +405,18 @@ class _Search(Generic[Model]):
             own = max(starting_points(model, self.data)[1:], key=lambda m: _objective(m, rows))
             starts += [Start(start, kernel) for start in (*modes, own)]
         return starts
+
+
+def affordable(stop: Stop, cost: float, budget: Budget, checkpoint_log: CheckpointLog) -> Stop:
+    """Return a stopping rule with the iterations for which a wall-clock limit has time.
+
+    Args:
+        cost: operations of one iteration.
+    """
+    if budget.seconds is None:
+        return stop
+    iterations = checkpoint_log.once(lambda: int(_SHARE * budget.remaining / cost))
+    return replace(stop, iterations=min(stop.iterations, max(_LEAST, iterations)))
 
 
 def optimise_evidence(

@@ -23,6 +23,7 @@ from winnowgp.models.priors import log_prior
 from winnowgp.training.budget import DENSE, Budget, dense_work
 from winnowgp.training.callbacks import Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.hyperparameters import affordable
 from winnowgp.training.initialization import (
     noise_of,
     set_noise,
@@ -61,6 +62,7 @@ def maximise_local_evidence(
         indices = [indices[i] for i in sorted(chosen[:most].tolist())]
     blocks = [with_unit_weights(optimum.model, data.part(rows)) for rows in indices]
     observations = sum(block.observations for block in blocks)
+    work = 1.15 * sum(dense_work(optimum.model, block) for block in blocks)
     stop = Stop(gain=1e-3 * observations, window=10, iterations=40)
     results, before = [], -inf
     for factor in (1.0, 0.4):
@@ -74,15 +76,16 @@ def maximise_local_evidence(
         if factor == 1.0:
             with torch.no_grad():
                 before = (summed() + log_prior(model)).item()
+        # A clock leaves time for fewer iterations.
+        few = affordable(stop, work, budget, checkpoint_log)
         try:
             with threads_for(DENSE * max(block.N**3 for block in blocks)):
                 maximum = maximise_elbo(
-                    model, data.X, objective=summed, stop=stop, checkpoint_log=checkpoint_log
+                    model, data.X, objective=summed, stop=few, checkpoint_log=checkpoint_log
                 )
         except TrainingError:
             continue
-        work = sum(dense_work(model, block) for block in blocks)
-        budget.spend(1.15 * maximum.iterations * work)
+        budget.spend(maximum.iterations * work)
         with torch.no_grad():
             results.append((maximum.value + log_prior(model).item(), maximum.value, model))
     if not results:
