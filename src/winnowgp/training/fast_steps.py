@@ -6,7 +6,7 @@ from math import inf
 from typing import Generic, TypeVar, final
 
 import torch
-from gpytorch.kernels import Kernel, LinearKernel
+from gpytorch.kernels import Kernel
 
 from winnowgp.data import Dataset, Source
 from winnowgp.data.distributed import ProcessGroup
@@ -16,7 +16,6 @@ from winnowgp.models import SparseGP, greedy_variance
 from winnowgp.models.base import Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.training import initialization
@@ -244,15 +243,7 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = copy_module(model)
-        square = initialization.mean_square(bare.likelihood, self.sample)
-        least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
-        for kernel in initialization.trainable_variances(bare.kernel):
-            initialization.set_within(kernel, "outputscale", 1e-6 * least)
-        for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
-            initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
-        initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
-        bare = bare.with_candidates(self.sample.X[:0])
+        bare = initialization.without_variance(model, self.sample)
         learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
         bare.kernel.requires_grad_(False)
         fitted, elbo = self.optimise(bare, stop=Stop(1e-5 * self.data.observations, 5, 50))
@@ -272,8 +263,7 @@ class FastSteps(Generic[Model]):
     @property
     def can_hold_out(self) -> bool:
         """Whether rows can be held out: all of them are in the memory of this process."""
-        one = self._process_group.world_size == 1
-        return isinstance(self.data, Dataset) and one and self.data.N > 1
+        return isinstance(self.data, Dataset) and self._process_group.world_size == 1 < self.data.N
 
     def cross_validation(self, K: int, *, share: float) -> CrossValidation | None:
         """Return folds of held-out rows; None if rows cannot be held out.
@@ -284,11 +274,9 @@ class FastSteps(Generic[Model]):
         """
         if not self.can_hold_out:
             return None
-        affordable = (
-            share * self.budget.work_limit / max(selection_work(self.model, self.data, K), 1.0)
-        )
+        folds = share * self.budget.work_limit / max(selection_work(self.model, self.data, K), 1.0)
         most = FOLDS if isinstance(self.model, SparseGP) else _SITE_FOLDS
-        return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, most)))
+        return CrossValidation.of(self.sample, self._order, folds=int(min(folds, most)))
 
     def shared(self, value: float) -> float:
         """Return the value of the first process to all that share the fit."""
@@ -316,9 +304,8 @@ class FastSteps(Generic[Model]):
         rows = max(self._rows, 4 * (count + model.K))
         source = self._given if len(self._given) else self.part(rows).X
         greedy = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
-        indices = torch.tensor(
-            self._process_group.broadcast_object(greedy.tolist()), dtype=torch.long
-        ).to(greedy.device)
+        shared = self._process_group.broadcast_object(greedy.tolist())
+        indices = torch.tensor(shared, dtype=torch.long, device=greedy.device)
         return model.with_candidates(torch.cat([model.candidates.detach(), source[indices]]))
 
     def frontier(self, statistics: SubsetStatistics) -> Frontier:
