@@ -17,7 +17,7 @@ from winnowgp.linalg import solve_lower
 PANEL, GPU_PANEL = 48, 256
 # Rows of the triangles that are inverted to solve with a larger one, and the number of rows from
 # which cuBLAS takes longer than that.
-_INVERTED, _MANY = 64, 2048
+_INVERTED, _MANY = 128, 2048
 
 
 def panels(M: int, size: int = PANEL) -> list[slice]:
@@ -166,7 +166,7 @@ def invert_by_halves(L: Float[Tensor, "M M"], size: int = 512) -> Float[Tensor, 
 def _inverted_triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
     """Return the inverses of triangles on the diagonal of L, the last one completed by ones.
 
-    Triangles of 64 rows are solved for, and joined by products.
+    Triangles of 128 rows are solved for, and joined by products.
     """
     M = len(L)
     count = -(-M // size)
