@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from winnowgp import MultiFidelityGPRegressor, SparseGP, load
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, ModelFileError
+from winnowgp.estimators.validation import Parameters
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models.fidelity_posterior import chain_inputs
 
@@ -275,6 +276,7 @@ def test_auto_keeps_the_relation_with_the_higher_elbo(
     assert auto.elbo_ == point.elbo_
     np.testing.assert_array_equal(auto.predict(FIDELITIES), point.predict(FIDELITIES))
     assert {path.name for path in (tmp_path / "fit").iterdir()} == {"linear", "nonlinear"}
+    assert load(auto.save(tmp_path / "model.winnow")).relation_ == "linear"
     rows, y = squared_rows()
     other = MultiFidelityGPRegressor(hyper="point", tolerance=0.1, random_state=0).fit(rows, y)
     assert other.relation_ == "nonlinear"
@@ -303,3 +305,26 @@ def test_elbo_of_a_chain_is_in_the_units_of_all_targets() -> None:
     assert model.evidence_.lower == pytest.approx(total, abs=1e-3)
     assert total - model.elbo_ == pytest.approx(0.0, abs=0.05 * len(z))
     assert model.elbo_ <= total + 1e-6
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(5.0, "linear"), (6.0, "nonlinear")])
+def test_auto_charges_half_a_log_of_the_rows_per_hyperparameter(
+    gain: float, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three more hyper-parameters and 36 rows: 5.4 nats."""
+    model: Any = MultiFidelityGPRegressor()
+
+    def fit(relation: str, count: int, elbo: float) -> Any:
+        def fake(data: Any, params: Any, *_levels: Any) -> None:
+            assert params.relation == relation
+            params.hyperparameters += count
+            model.elbo_, model.kept = elbo, relation
+
+        return fake
+
+    monkeypatch.setattr(model, "_fit_joint", fit("linear", 7, 1.0), raising=False)
+    monkeypatch.setattr(model, "_fit_chain", fit("nonlinear", 10, 1.0 + gain), raising=False)
+    rows = Dataset.of(torch.from_numpy(INPUTS)[:, None], torch.from_numpy(CURVE))
+    params = Parameters(relation="auto", checkpoint=None, hyperparameters=0)
+    model._fit_better(rows, params, torch.tensor([0.0, 2.5]), torch.zeros(36))
+    assert model.kept == kept

@@ -15,7 +15,6 @@ from sklearn.base import clone
 
 from winnowgp import (
     AdditiveGPRegressor,
-    Checkpoint,
     MultiFidelityGPRegressor,
     MultiOutputGPRegressor,
     SparseGP,
@@ -24,18 +23,12 @@ from winnowgp import (
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.processes import ProcessEstimator
-from winnowgp.training import Progress
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-3, 3, size=(70, 1))
 WAVES = np.column_stack([np.sin(X[:, 0]), np.sin(5 * X[:, 0])])
 Y = WAVES @ np.array([[2.0, 0.0, 1.0], [0.2, 30.0, 1.0]]) + 0.05 * RNG.normal(size=(70, 3))
 Y[::7, 0] = np.nan
-# A cheap curve of the fidelity 0, and its double plus a trend at the fidelity 2.5.
-LEVELS = np.repeat([0.0, 2.5], [30, 6])
-INPUTS = np.concatenate([np.linspace(0, 1, 30), np.linspace(0.05, 0.95, 6)])
-CURVE = np.where(LEVELS > 0, 2.0, 1.0) * np.sin(9 * INPUTS) + np.where(LEVELS > 0, INPUTS, 0.0)
-FIDELITIES = pd.DataFrame({"level": LEVELS, "x": INPUTS})
 EFFECTS = pd.DataFrame({"a": RNG.uniform(-2, 2, 80), "b": RNG.uniform(-2, 2, 80)})
 SUM = np.sin(3 * EFFECTS["a"]) + 0.5 * EFFECTS["b"] + 0.05 * RNG.normal(size=80)
 # A measurement, a count and a class that mix the same waves; some counts are missing.
@@ -50,16 +43,6 @@ KINDS[::5, 1] = np.nan
 
 ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
     "outputs": (MultiOutputGPRegressor(n_latents=2, random_state=0), X, Y),
-    "fidelities": (
-        MultiFidelityGPRegressor(fidelity="level", relation="linear", random_state=0),
-        FIDELITIES,
-        CURVE,
-    ),
-    "nonlinear": (
-        MultiFidelityGPRegressor(fidelity="level", relation="nonlinear", random_state=0),
-        FIDELITIES,
-        CURVE,
-    ),
     "likelihoods": (
         MultiOutputGPRegressor(
             n_latents=1,
@@ -157,25 +140,6 @@ def test_averages_over_boxes_recover_the_function(tmp_path: Path) -> None:
         copied(model).fit(-rows, average)
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_saved_estimator_predicts_the_same(
-    name: str, fitted: dict[str, Any], tmp_path: Path
-) -> None:
-    _, rows, targets = ESTIMATORS[name]
-    model = fitted[name]
-    again = load(model.save(tmp_path / "model.winnow"))
-    for one, other in zip(
-        model.predict(rows, return_std=True), again.predict(rows, return_std=True), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert again.n_inducing_ == model.n_inducing_
-    assert again.evidence_ == model.evidence_
-    np.testing.assert_array_equal(again.inducing_points_[0], model.inducing_points_[0])
-    np.testing.assert_array_equal(
-        again.log_density(rows, targets), model.log_density(rows, targets)
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -241,28 +205,6 @@ def test_targets_of_several_kinds_share_a_process(fitted: dict[str, Any]) -> Non
     assert density[:, 2].mean() > -0.45
     with pytest.raises(InputError, match="`noise_variance` needs `likelihood='gaussian'`"):
         copied(model).fit(X, KINDS, noise_variance=0.1)
-
-
-@pytest.mark.parametrize("name", ["fidelities", "nonlinear", "likelihoods"])
-def test_interrupted_fit_resumes_to_the_same_model(
-    name: str, fitted: dict[str, Any], tmp_path: Path
-) -> None:
-    model, rows, targets = ESTIMATORS[name]
-    steps = 0
-
-    def interrupt(progress: Progress) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 60:
-            raise KeyboardInterrupt
-
-    checkpoint = Checkpoint(tmp_path / "fit", 0)
-    with pytest.raises(KeyboardInterrupt):
-        copied(model).set_params(checkpoint=checkpoint, callbacks=interrupt).fit(rows, targets)
-    resumed = copied(model).set_params(checkpoint=checkpoint).fit(rows, targets)
-    # An equal seed gives an equal fit, interrupted or not.
-    assert resumed.elbo_ == fitted[name].elbo_
-    np.testing.assert_array_equal(resumed.predict(rows), fitted[name].predict(rows))
 
 
 def test_batches_of_several_likelihoods_are_learnt(fitted: dict[str, Any], tmp_path: Path) -> None:

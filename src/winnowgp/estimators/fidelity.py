@@ -371,7 +371,8 @@ def chain_kernel(expression: KernelExpression, D: int, columns: int) -> KernelEx
     a discrepancy. The kernel k_x · (linear + rbf)[f_{t−1}] + k_x of Cutajar et al. (2019) has no
     constant multiples, and few rows do not tell that a slope is constant: on the functions of Park
     and Borehole its errors were 1.5 and 6 times as large. With a multiple of the next lower
-    fidelity alone, errors on Branin's function, which has three, were 1.7 times as large.
+    fidelity alone, errors on four designs of Branin's function, which has three, were 1.7 times as
+    large.
 
     Args:
         expression: k_x.

@@ -96,20 +96,26 @@ class StreamedProcesses(ProcessEstimator, ABC):
         self.elbo_ = sum(nats)
         best = sum(frontier.bounds.max().item() for frontier, _ in found)
         self.elbo_gap_ = (best - self.elbo_) / count
-        if not isinstance(self.frontier_, tuple):
-            self.frontier_ = SizeFrontier.of(found[0][0], N=count)
-            return
-        self.frontier_ = tuple(
-            before if search is None else SizeFrontier.of(search[0], N=search[0].N)
-            for before, search in zip(self.frontier_, searches, strict=True)
-        )
+        frontiers: Any = self.frontier_
+        if isinstance(frontiers, tuple):
+            # One for each fidelity of a nonlinear relation.
+            frontiers = tuple(
+                before if search is None else SizeFrontier.of(search[0], N=search[0].N)
+                for before, search in zip(frontiers, searches, strict=True)
+            )
+        else:
+            frontiers = SizeFrontier.of(found[0][0], N=count)
+        self.frontier_ = frontiers
 
 
 def _functions(posterior: Function | FidelityModel) -> list[Function]:
     """Return the functions that rows update, each with a search of its own."""
     if isinstance(posterior, NonlinearFidelityPosterior):
         return list(posterior.functions)
-    return [posterior.function if isinstance(posterior, FidelityPosterior) else posterior]
+    if isinstance(posterior, FidelityPosterior):
+        return [posterior.function]
+    assert not isinstance(posterior, FidelityModel)
+    return [posterior]
 
 
 @torch.no_grad()

@@ -66,10 +66,10 @@ def _is_learnt_noise(likelihood: Likelihood) -> bool:
     noise = likelihood.noise_covar
     if not isinstance(noise, HomoskedasticNoise) or list(noise.named_priors()):
         return False
-    limit = noise.raw_noise_constraint
+    limit: Any = noise.raw_noise_constraint
+    raw: Any = noise.raw_noise
     # GPyTorch's own limit is 1e-4.
-    learnt = noise.raw_noise.requires_grad and type(limit) is GreaterThan
-    return learnt and float(limit.lower_bound) <= 1e-4
+    return raw.requires_grad and type(limit) is GreaterThan and float(limit.lower_bound) <= 1e-4
 
 
 def _only(choice: Any) -> validation.Constraint:

@@ -226,7 +226,7 @@ def _restore_processes(model: Any) -> None:
     _require(
         isinstance(posterior, FidelityModel) == several
         and (not several or 0 <= posterior.column < D)
-        and nonlinear == (several and model.relation == "nonlinear")
+        and (not several or model.relation in ("auto", model.relation_))
         and nonlinear == isinstance(model.frontier_, tuple) == isinstance(model.alpha_, tuple),
         "has a posterior of another kind",
     )
@@ -290,7 +290,11 @@ def _check_likelihood(parameter: Any, likelihood: Any) -> None:
         for name, part in zip(names, parts, strict=True):
             _check_likelihood(name, part)
         return
-    if parameter == "bernoulli":
+    if isinstance(parameter, list | tuple):
+        # Gaussian noise of all targets has one likelihood.
+        for name in parameter:
+            _check_likelihood(name, likelihood)
+    elif parameter == "bernoulli":
         same = isinstance(likelihood, BernoulliLikelihood)
         _require(same, "has a likelihood other than its parameter `likelihood`")
     elif isinstance(parameter, str):

@@ -98,7 +98,9 @@ def predictor_program(model: Exportable) -> Program:
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
     if isinstance(estimator, MultiFidelityGPRegressor):
-        return _with_outputs(program, estimator, *add_fidelities(program, posterior, inputs))
+        return _with_outputs(
+            program, estimator, *add_fidelities(program, estimator.posterior_, inputs)
+        )
     if isinstance(estimator, ProcessEstimator):
         return _with_outputs(program, estimator, *_mixtures(program, estimator.posterior_, inputs))
     if isinstance(posterior, MixturePosterior):
