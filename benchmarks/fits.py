@@ -237,6 +237,8 @@ def plot(name: str, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     rows = list(Runs(RESULTS / "fits" / f"{name}.jsonl"))
+    known = {(row["dataset"], row["M"]) for row in rows if row["peer"] == "winnowgp"}
+    rows = [row for row in rows if (row["dataset"], row["M"]) in known]
     names = [data for data in DATA if any(row["dataset"] == data for row in rows)]
     points = sorted({row["M"] for row in rows})
     fig, axes = plt.subplots(
@@ -261,8 +263,8 @@ def plot(name: str, path: Path) -> None:
             )
         ax.set(title=f"{data}, M = {M}", xlim=(0.5, 250), ylim=(8e-5, 1))
     lines = {line.get_label(): line for ax in axes.flat for line in ax.get_lines()}
-    known = [peer for peer in PEERS if peer in lines]
-    fig.legend([lines[peer] for peer in known], known, loc="upper center", ncols=4, fontsize=7)
+    drawn = [peer for peer in PEERS if peer in lines]
+    fig.legend([lines[peer] for peer in drawn], drawn, loc="upper center", ncols=4, fontsize=7)
     fig.supxlabel("CPU seconds")
     fig.supylabel("nats per observation below the best bound")
     fig.tight_layout(rect=(0, 0, 1, 0.97))

@@ -12,6 +12,8 @@ from winnowgp.bounds.panels import (
     from_panels,
     inverse_in_panels,
     inverse_of_factor,
+    invert_by_halves,
+    inverted,
     lower_product,
     panels,
     solve_in_panels,
@@ -65,6 +67,15 @@ def test_inverse_in_panels_equals_dense_inverse(M: int) -> None:
     expected = torch.linalg.inv(L @ L.mT)
     torch.testing.assert_close(inverse_in_panels(L), expected)
     torch.testing.assert_close(inverse_of_factor(L), expected)
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("M", [1, 64, 100, 300, 513])
+def test_invert_by_halves_equals_dense_inverse(M: int, size: int) -> None:
+    L = triangle(M)
+    expected = torch.linalg.inv(L)
+    torch.testing.assert_close(invert_by_halves(L, size), expected)
+    torch.testing.assert_close(inverted(L), expected)
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])

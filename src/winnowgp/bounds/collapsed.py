@@ -244,13 +244,15 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
     """
     totals: list[list[Tensor]] = []
     for Kuf, kff, groups in chunks:
-        V = whiten(L, Kuf)
+        # Weights that are one number for all rows scale L instead of V.
+        scaled = len(groups) == 1 and len(Kuf.mT) > 1 and groups[0][1].stride(0) == 0
+        V = whiten(L / groups[0][1][0].sqrt() if scaled else L, Kuf)
         if not totals:
             totals = [_empty_sums(L, Y.shape[1]) for Y, _ in groups]
         for total, (Y, weights) in zip(totals, groups, strict=True):
             scale = weights.sqrt()
             # In place where no other group needs V.
-            own = V.mul_(scale) if len(groups) == 1 else V * scale
+            own = V if scaled else V.mul_(scale) if len(groups) == 1 else V * scale
             add_gram(total[0], own, own)
             total[1].addmm_(own, scale[:, None] * Y)
             total[2] = total[2] + (weights[:, None] * Y.square()).sum(0)

@@ -4,6 +4,8 @@ General products of panels skip most of the zeros of a triangle, or most of one 
 matrix, and run at nearly the full rate of the device, which the routines for such matrices do not.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,7 +17,7 @@ from winnowgp.linalg import solve_lower
 PANEL, GPU_PANEL = 48, 256
 # Rows of the triangles that are inverted to solve with a larger one, and the number of rows from
 # which cuBLAS takes longer than that.
-_INVERTED, _MANY = 64, 2048
+_INVERTED, _MANY = 128, 2048
 
 
 def panels(M: int, size: int = PANEL) -> list[slice]:
@@ -45,8 +47,8 @@ def inverse_of_factor(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
 
 
 def inverse_in_panels(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Return (L Lᵀ)⁻¹ by products of panels, two thirds of cuSOLVER's time for M = 4096."""
-    inverse = solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
+    """Return (L Lᵀ)⁻¹ by products of panels."""
+    inverse = inverted(L)
     total = torch.zeros_like(L)
     for panel in _panels_of(L):
         below = inverse[panel.start :]
@@ -105,50 +107,92 @@ def solve_in_panels(
     Args:
         size: rows of a panel.
     """
-    inverses = _inverted_triangles(L)
+    V, inverses = torch.empty_like(A), _inverted_triangles(L, _INVERTED).unbind()
     for panel in panels(len(L), max(size // _INVERTED, 1) * _INVERTED):
         if panel.start:
-            A[panel].addmm_(L[panel, : panel.start], A[: panel.start], alpha=-1)
-        _solve_triangles(L, A, inverses, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
-    return A
+            A[panel].addmm_(L[panel, : panel.start], V[: panel.start], alpha=-1)
+        _solve_triangles(L, A, V, inverses, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
+    return V
 
 
 def _solve_triangles(
     L: Float[Tensor, "M M"],
     A: Float[Tensor, "M B"],
-    inverses: list[Tensor],
+    V: Float[Tensor, "M B"],
+    inverses: Sequence[Tensor],
     first: int,
     last: int,
 ) -> None:
-    """Solve with the block of L that has these triangles on its diagonal, in place, by halves."""
+    """Solve with the block of L that has these triangles on its diagonal, into V, by halves."""
     start, stop = first * _INVERTED, min(last * _INVERTED, len(L))
     if last - first == 1:
-        inverse, own = inverses[first], A[start:stop]
-        V = inverse @ own
-        V.addmm_(inverse, own.addmm_(L[start:stop, start:stop], V, alpha=-1))
-        own.copy_(V)
+        inverse, own = inverses[first][: stop - start, : stop - start], A[start:stop]
+        solved = torch.mm(inverse, own, out=V[start:stop])
+        solved.addmm_(inverse, own.addmm_(L[start:stop, start:stop], solved, alpha=-1))
         return
     half = (first + last) // 2
     middle = half * _INVERTED
-    _solve_triangles(L, A, inverses, first, half)
-    A[middle:stop].addmm_(L[middle:stop, start:middle], A[start:middle], alpha=-1)
-    _solve_triangles(L, A, inverses, half, last)
+    _solve_triangles(L, A, V, inverses, first, half)
+    A[middle:stop].addmm_(L[middle:stop, start:middle], V[start:middle], alpha=-1)
+    _solve_triangles(L, A, V, inverses, half, last)
 
 
-def _inverted_triangles(L: Float[Tensor, "M M"]) -> list[Tensor]:
-    """Return the inverses of triangles of 64 rows on the diagonal of L, the last one smaller."""
+def inverted(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
+    """Return L⁻¹ for a lower-triangular L."""
+    if L.is_cuda and len(L) >= _MANY:
+        return invert_by_halves(L)
+    return solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
+
+
+def invert_by_halves(L: Float[Tensor, "M M"], size: int = 512) -> Float[Tensor, "M M"]:
+    """Return L⁻¹ for a lower-triangular L by products: its lower left is −L₂⁻¹ L₂₁ L₁⁻¹.
+
+    Args:
+        size: rows of the triangles that are inverted together.
+    """
+    inverse = torch.zeros_like(L)
+    for start, triangle in zip(range(0, len(L), size), _inverted_triangles(L, size), strict=True):
+        own = inverse[start : start + size, start : start + size]
+        own.copy_(triangle[: len(own), : len(own)])
+    while size < len(L):
+        for middle in range(size, len(L), 2 * size):
+            above, below = slice(middle - size, middle), slice(middle, middle + size)
+            left = -inverse[below, below] @ L[below, above]
+            torch.mm(left, inverse[above, above], out=inverse[below, above])
+        size *= 2
+    return inverse
+
+
+def _inverted_triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
+    """Return the inverses of triangles on the diagonal of L, the last one completed by ones.
+
+    Triangles of 128 rows are solved for, and joined by products.
+    """
     M = len(L)
-    whole = M // _INVERTED
-    triangles = [L[p, p] for p in panels(M, _INVERTED)]
-    inverses: list[Tensor] = []
-    if whole:
-        eye = torch.eye(_INVERTED, dtype=L.dtype, device=L.device)
-        stacked = torch.stack(triangles[:whole])
-        inverses += torch.linalg.solve_triangular(stacked, eye, upper=False).unbind()
-    for triangle in triangles[whole:]:
-        eye = torch.eye(len(triangle), dtype=L.dtype, device=L.device)
-        inverses.append(torch.linalg.solve_triangular(triangle, eye, upper=False))
-    return inverses
+    count = -(-M // size)
+    stacked = torch.eye(size, dtype=L.dtype, device=L.device).repeat(count, 1, 1)
+    for triangle, panel in zip(stacked, panels(M, size), strict=True):
+        rows = len(range(M)[panel])
+        triangle[:rows, :rows] = L[panel, panel]
+    least = min(size, _INVERTED)
+    own = stacked.unflatten(1, (-1, least)).unflatten(3, (-1, least)).diagonal(dim1=1, dim2=3)
+    small = own.permute(0, 3, 1, 2).reshape(-1, least, least)
+    inverse = torch.linalg.solve_triangular(small, small.new_ones(least).diag(), upper=False)
+    while inverse.shape[1] < size:
+        inverse = _joined(stacked, inverse)
+    return inverse
+
+
+def _joined(stacked: Float[Tensor, "n S S"], inverse: Float[Tensor, "m h h"]) -> Tensor:
+    """Return the inverses of triangles of twice the size, from those of each two of them."""
+    half = inverse.shape[1]
+    blocks = stacked.unflatten(1, (-1, 2 * half)).unflatten(3, (-1, 2 * half))
+    blocks = blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, 2 * half, 2 * half)
+    first, second = inverse[0::2], inverse[1::2]
+    joined = torch.zeros_like(blocks)
+    joined[:, :half, :half], joined[:, half:, half:] = first, second
+    joined[:, half:, :half] = -second @ blocks[:, half:, :half] @ first
+    return joined
 
 
 def _panels_of(A: Float[Tensor, "M B"]) -> list[slice]:

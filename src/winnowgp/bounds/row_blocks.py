@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.panels import lower_product, squared_columns
+from winnowgp.bounds.panels import inverted, lower_product, squared_columns
 from winnowgp.data import Dataset, Source
 from winnowgp.data.target_groups import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
@@ -346,7 +346,7 @@ class WhitenedChunks:
         eye = torch.eye(M, dtype=Kuu.dtype, device=Kuu.device)
         shift = JITTER * Kuu.diagonal().mean() if M else 0.0
         L = definite_cholesky(Kuu + shift * eye)
-        return cls(kernel, blocks, L=L, L_inverse=solve_lower(L, eye), keep=keep, dtype=dtype)
+        return cls(kernel, blocks, L=L, L_inverse=inverted(L), keep=keep, dtype=dtype)
 
     @classmethod
     def for_values(

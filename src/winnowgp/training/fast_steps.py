@@ -253,8 +253,7 @@ class FastSteps(Generic[Model]):
     @property
     def can_hold_out(self) -> bool:
         """Whether rows can be held out: all of them are in the memory of this process."""
-        one = self._process_group.world_size == 1
-        return isinstance(self.data, Dataset) and one and self.data.N > 1
+        return isinstance(self.data, Dataset) and self._process_group.world_size == 1 < self.data.N
 
     def cross_validation(self, K: int, *, share: float) -> CrossValidation | None:
         """Return folds of held-out rows; None if rows cannot be held out.
@@ -265,11 +264,9 @@ class FastSteps(Generic[Model]):
         """
         if not self.can_hold_out:
             return None
-        affordable = (
-            share * self.budget.work_limit / max(selection_work(self.model, self.data, K), 1.0)
-        )
+        folds = share * self.budget.work_limit / max(selection_work(self.model, self.data, K), 1.0)
         most = FOLDS if isinstance(self.model, SparseGP) else _SITE_FOLDS
-        return CrossValidation.of(self.sample, self._order, folds=int(min(affordable, most)))
+        return CrossValidation.of(self.sample, self._order, folds=int(min(folds, most)))
 
     def shared(self, value: float) -> float:
         """Return the value of the first process to all that share the fit."""
@@ -297,9 +294,8 @@ class FastSteps(Generic[Model]):
         rows = max(self._rows, 4 * (count + model.K))
         source = self._given if len(self._given) else self.part(rows).X
         greedy = greedy_variance(model.kernel, source, count, given=model.candidates.detach())
-        indices = torch.tensor(
-            self._process_group.broadcast_object(greedy.tolist()), dtype=torch.long
-        ).to(greedy.device)
+        shared = self._process_group.broadcast_object(greedy.tolist())
+        indices = torch.tensor(shared, dtype=torch.long, device=greedy.device)
         return model.with_candidates(torch.cat([model.candidates.detach(), source[indices]]))
 
     def frontier(self, statistics: SubsetStatistics) -> Frontier:

@@ -1,10 +1,10 @@
 """The search with a fixed number of points M: the highest ELBO that M points reach.
 
-A smooth function with points at cluster centres is known without a search. It is optimised on all
-rows at once, and mostly ends within thousandths of nats per observation of the best optimum known.
-Only then is the exact evidence of some rows maximised, for starts of another kind: the bound of few
-points has several optima, and where the data have another regime, such as a function that varies
-rapidly along one column, the first start may miss it. At last idle points are exchanged.
+A smooth function with points at cluster centres is known without a search, and is optimised on all
+rows at once. Where it settles or becomes slow, the exact evidence of some rows is maximised, for
+starts of another kind: the bound of few points has several optima, and where the data have another
+regime, such as a function that varies rapidly along one column, the first start misses it. The best
+start of each kind is optimised to the end, and idle points are exchanged.
 """
 
 from winnowgp.models import SparseGP
@@ -13,9 +13,11 @@ from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.initialization import starting_points
 from winnowgp.training.lbfgs import Stop
 
-# Where rows are many, a second start has lost if it is so many nats per observation below the first
-# optimum after so many iterations.
-_BEHIND, _TRIED = 3e-3, 200
+# The first start is left, for now, once a window of iterations gains fewer nats per observation.
+_SLOW = 3e-4
+# Where rows are many, the other start is compared with the first after so many iterations, and the
+# lower one of both has lost if it is so many nats per observation below the optimum of the other.
+_TRIED, _BEHIND = 200, 6e-3
 # Nats per observation by which exchanged points must raise the bound, before and after they move.
 _EXCHANGED, _MOVED = 1e-5, 1e-4
 # Share of the iterations that an optimisation of exchanged points may take.
@@ -32,25 +34,11 @@ def best_of_size(
         stop: stopping rule of the optimisations.
     """
     data, precision = steps.data, steps.precision(M)
-    optima: list[tuple[Model, float]] = []
     simple = _simple_start(steps, M)
-    if simple is not None:
-        optima.append(steps.optimise(simple, stop=stop, precision=precision))
-    if precision is None:
-        # Local optima differ by thousandths of nats per observation: two are optimised to the end.
-        count = 2 - len(optima)
-        starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=count)
-    else:
-        part = steps.part(max(2000, 4 * M, data.N // 8))
-        starts = steps.successive_halving(steps.starts(M), on=part, iterations=20)
-        if optima:
-            tried = Stop(stop.gain, stop.window, _TRIED)
-            optima += [steps.optimise(start, stop=tried, precision=precision) for start in starts]
-            starts = [optima.pop()[0]] if _is_promising(steps, optima) else []
-    # Blocks of rows in float32 take half the time; a few steps in double precision follow.
-    optima += [steps.optimise(start, stop=stop, precision=precision) for start in starts]
+    optima = _searched(steps, M, stop) if simple is None else _of_two_kinds(steps, simple, stop)
     best, elbo = max(optima, key=lambda optimum: steps.objective(*optimum))
     if precision is not None:
+        # Blocks of rows in float32 took half the time; a few steps in double precision follow.
         best, elbo = steps.optimise(best, stop=stop)
     shorter = Stop(stop.gain, stop.window, int(_SHORTER * stop.iterations))
     for _ in range(1, rounds):
@@ -80,7 +68,36 @@ def _simple_start(steps: FastSteps[Model], M: int) -> Model | None:
     return steps.centres(starting_points(steps.model, steps.sample, 2)[1], M)
 
 
-def _is_promising(steps: FastSteps[Model], optima: list[tuple[Model, float]]) -> bool:
-    """Return whether the last start, optimised for a while, may still exceed the first optimum."""
-    first, last = (steps.objective(*optimum) for optimum in (optima[0], optima[-1]))
-    return last > first - _BEHIND * steps.data.observations
+def _searched(steps: FastSteps[Model], M: int, stop: Stop) -> list[tuple[Model, float]]:
+    """Return the optima of the best starts of a search; of two where that is quick.
+
+    Local optima differ by thousandths of nats per observation.
+    """
+    precision = steps.precision(M)
+    starts = _compared(steps, M)[: 2 if precision is None else 1]
+    return [steps.optimise(start, stop=stop, precision=precision) for start in starts]
+
+
+def _compared(steps: FastSteps[Model], M: int) -> list[Model]:
+    """Return the starts of a search that were the best after some iterations, the best first."""
+    if steps.precision(M) is None:
+        return steps.successive_halving(steps.starts(M), on=steps.data, iterations=40, count=2)
+    part = steps.part(max(2000, 4 * M, steps.data.N // 8))
+    return steps.successive_halving(steps.starts(M), on=part, iterations=20)
+
+
+def _of_two_kinds(steps: FastSteps[Model], simple: Model, stop: Stop) -> list[tuple[Model, float]]:
+    """Return the optima of a simple start, and of the best one of a search."""
+    N, precision = steps.data.observations, steps.precision(simple.K)
+    slow = Stop(_SLOW * N, stop.window, stop.iterations)
+    first = steps.optimise(simple, stop=slow, precision=precision)
+    other = _compared(steps, simple.K)[0]
+    if precision is None:
+        return [steps.optimise(model, stop=stop) for model in (other, first[0])]
+    tried = Stop(stop.gain, stop.window, _TRIED)
+    both = [first, steps.optimise(other, stop=tried, precision=precision)]
+    higher, lower = sorted(both, key=lambda each: -steps.objective(*each))
+    optima = [steps.optimise(higher[0], stop=stop, precision=precision)]
+    if steps.objective(*lower) > steps.objective(*optima[0]) - _BEHIND * N:
+        optima.append(steps.optimise(lower[0], stop=stop, precision=precision))
+    return optima

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Generic
 
-from gpytorch.kernels import LinearKernel
-
 from winnowgp.data import Source
 from winnowgp.errors import TrainingError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
-from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.selection import Frontier
 from winnowgp.training.budget import selection_work
 from winnowgp.training.callbacks import SMALLER_MODEL
@@ -28,11 +25,8 @@ from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
 from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.initialization import (
-    mean_square,
     scaled,
-    set_noise,
-    set_within,
-    trainable_variances,
+    without_variance,
 )
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import Growth, SizedModel
@@ -82,15 +76,7 @@ class Pool(Generic[Model]):
 
 def constant_model(steps: FastSteps[Model], model: Model) -> tuple[Model, float]:
     """Return the model without inducing points and with hardly any variance, and its ELBO."""
-    bare = copy_module(model)
-    square = mean_square(bare.likelihood, steps.sample)
-    least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
-    for kernel in trainable_variances(bare.kernel):
-        set_within(kernel, "outputscale", 1e-6 * least)
-    for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
-        set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
-    set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
-    bare = bare.with_candidates(steps.sample.X[:0])
+    bare = without_variance(model, steps.sample)
     learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
     bare.kernel.requires_grad_(False)
     fitted, elbo = steps.optimise(bare, stop=Stop(1e-5 * steps.data.observations, 5, 50))

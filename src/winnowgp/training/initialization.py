@@ -283,6 +283,19 @@ def principal_latents(
     return X
 
 
+def without_variance(model: Model, data: Dataset) -> Model:
+    """Return a copy without candidates and with hardly any kernel variance: a constant."""
+    bare = copy_module(model)
+    square = mean_square(bare.likelihood, data)
+    least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
+    for kernel in trainable_variances(bare.kernel):
+        set_within(kernel, "outputscale", 1e-6 * least)
+    for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
+        set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
+    set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
+    return bare.with_candidates(data.X[:0])
+
+
 def random_start_centres(
     X: Float[Tensor, "N D"], count: int, *, generator: torch.Generator, max_iter: int
 ) -> Float[Tensor, "count D"]:
