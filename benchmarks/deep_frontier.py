@@ -37,12 +37,13 @@ from winnowgp.experiments.runs import Runs
 from winnowgp.models import DeepGP
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import SMALLER_MODEL, Progress
 from winnowgp.training.layer_training import LayerTraining
 from winnowgp.training.schedules import training_context
 
 UPDATES, SAMPLES, CALLS = 3000, 64, 25
-# Updates of a smaller model, and which of the allocations are compared at equal sizes.
-SMALLER, COMPARED = UPDATES // 2, (0, 1, 2)
+# Updates of a smaller model, and how many of the allocations are compared at equal sizes.
+SMALLER, COMPARED = UPDATES // 2, 3
 # Largest number of rows of an update.
 ROWS = 8192
 MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
@@ -98,7 +99,12 @@ class Split:
 
     def select(self) -> None:
         """Fit the estimator, and write a row for each of its allocations."""
-        problem = self.problem
+        problem, smaller = self.problem, list[tuple[int, ...]]()
+
+        def record(progress: Progress) -> None:
+            if progress.phase == SMALLER_MODEL and progress.step == progress.steps:
+                smaller.append(tuple(len(points) for points in progress.candidates))
+
         model = DeepGPRegressor(
             2,
             n_candidates=150,
@@ -108,6 +114,7 @@ class Split:
             smaller_models=4,
             random_state=self.seed,
             device=self.device,
+            callbacks=record,
         )
         _, seconds = timed(lambda: model.fit(problem.X, problem.y))
         for each in model.scored_allocations(problem.X_test, problem.y_test):
@@ -118,6 +125,10 @@ class Split:
                     elbo=each.elbo / problem.N,
                     log_density=each.log_density,
                     chosen=each.sizes == model.n_inducing_,
+                    # A smaller model continues from the one before it.
+                    updates=UPDATES + SMALLER * (1 + smaller.index(each.sizes))
+                    if each.sizes in smaller
+                    else UPDATES,
                     **seconds.row(),
                 )
 
@@ -131,22 +142,21 @@ class Split:
         self.add(kind, sizes, elbo=elbo, log_density=nats, updates=updates, **seconds.row())
 
     def comparisons(self) -> list[Case]:
-        """Return as many points as selected ones, from other starts."""
+        """Return as many points as selected ones, from other starts, with as many updates."""
         return [
-            (f"as many, {start}", sizes, start, UPDATES + number * SMALLER)
-            for number in COMPARED
-            for sizes in self.allocations()[number : number + 1]
+            (f"as many, {start}", tuple(row["sizes"]), start, row["updates"])
+            for row in self.allocations()[:COMPARED]
             for start in STARTS
         ]
 
-    def allocations(self) -> list[tuple[int, ...]]:
-        """Return the selected sizes that are no larger than the chosen ones, largest first."""
+    def allocations(self) -> list[Row]:
+        """Return the selected models that are no larger than the chosen one, largest first."""
         rows = [
             row for key, row in _rows().items() if key[:3] == (self.table, "selected", self.seed)
         ]
-        chosen = [tuple(row["sizes"]) for row in rows if row["chosen"]]
-        sizes = {tuple(row["sizes"]) for row in rows}
-        return sorted((each for each in sizes if each <= max(chosen)), reverse=True)
+        chosen = max((row["sizes"] for row in rows if row["chosen"]), default=[])
+        smaller = [row for row in rows if row["sizes"] <= chosen]
+        return sorted(smaller, key=lambda row: row["sizes"], reverse=True)
 
 
 @cache
