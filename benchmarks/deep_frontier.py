@@ -209,20 +209,20 @@ def _rows() -> dict[tuple[Any, ...], Row]:
 
 
 def time_all() -> None:
-    """Measure the prediction time of all sizes, one after the other and in turns."""
+    """Measure the prediction time of all sizes that have none, in turns."""
     selected = [r for r in MODELS if (r["table"], r["kind"]) == ("kin8nm", "selected")]
-    sizes = sorted({*GRID, *PAPER, *(tuple(row["sizes"]) for row in selected)})
+    done = {tuple(row["sizes"]) for row in TIMES}
+    sizes = sorted({*GRID, *PAPER, *(tuple(row["sizes"]) for row in selected)} - done)
     us = {each: list[float]() for each in sizes}
     # Sizes take turns, so that a busy moment does not fall on one of them.
     for _ in range(CALLS):
         for each in sizes:
             options = {"skip_connections": False, "samples": SAMPLES, "best_of": 1}
             us[each].append(deep_predict_us(each, **options))
-    times = Runs(TIMES.path, replace=True)
     for each, numbers in us.items():
         ordered = sorted(numbers)
         quartiles = [ordered[CALLS // 4], ordered[CALLS // 2], ordered[-1 - CALLS // 4]]
-        times.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
+        TIMES.add({"sizes": list(each), "predict_us": quartiles[1], "quartiles": quartiles})
 
 
 def summary() -> str:
