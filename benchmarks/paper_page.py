@@ -38,8 +38,8 @@ _LEVEL = (
     "initialisations are level."
 )
 _BELOW = (
-    "beyond the paper, and it does not hold: since training is steadier, models without selection no "
-    "longer end far below, and move their points to where they are needed."
+    "beyond the paper, and it does not hold: since training is steadier, models without selection "
+    "no longer end far below, and move their points to where they are needed."
 )
 EXPLANATIONS: dict[tuple[str, str], str] = {
     ("synthetic", "fewer inducing points with more smoothness"): (
@@ -58,22 +58,22 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
         "procedure (figure 3): a larger KL means better hyper-parameters, not a lower bound."
     ),
     ("real", "fewer inducing points with more noise on concrete"): (
-        "the paper's procedure and the fast schedule agree; the claim does not hold for automatic α, "
-        "whose tolerance needs more than the 100 candidates, all of which it selects at the lowest "
-        "noise levels."
+        "the paper's procedure and the fast schedule agree; the claim does not hold for automatic "
+        "α, whose tolerance needs more than the 100 candidates, all of which it selects at "
+        "the lowest noise levels."
     ),
     ("real", "fewer inducing points with more noise on kin8nm"): (
-        "the paper's procedure and the fast schedule agree; the claim does not hold for automatic α, "
-        "whose tolerance needs more than the 100 candidates, all of which it selects at every noise "
-        "level."
+        "the paper's procedure and the fast schedule agree; the claim does not hold for automatic "
+        "α, whose tolerance needs more than the 100 candidates, all of which it selects at "
+        "every noise level."
     ),
     ("real", "ELBO at least that of the same fixed size"): (
         "the lines of figure 4 name the settings. On concrete and energy the fast schedule agrees, "
         "before and after 5,000 further steps of Adam, so that the optimiser does not decide there."
     ),
     ("square-wave", "fewer inducing points in deeper layers"): (
-        "the claim does not hold for search: with the same α it selects fewer points in every layer "
-        "than the paper's procedure, and the fewest in the second."
+        "the claim does not hold for search: with the same α it selects fewer points in every "
+        "layer than the paper's procedure, and the fewest in the second."
     ),
     (
         "square-wave",
