@@ -19,7 +19,7 @@ benchmarks/results/deep. A step of one model leaves a GPU idle most of the time:
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache, partial
-from math import log, nan
+from math import isnan, log, nan
 from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, final
@@ -316,6 +316,8 @@ def frontier_table(rows: list[Row]) -> str:
                 }
                 single += bool(better_pairs(row, own))
             beaten = f"{' · '.join(better) or 'none'}; on {single} of {len(group)} splits"
+            if isnan(mean["us"]):
+                beaten = "not judged: some sizes have no time"
         lines.append(
             (
                 f"**{points}**" if selected else points.split(";")[0],
