@@ -150,6 +150,14 @@ ABLATIONS = (
         ON_KIN8NM,
     ),
     Ablation(
+        "figure 4",
+        "automatic α on kin8nm, 2,000 candidates and a tolerance of 0.1",
+        Real(names=("kin8nm",)),
+        "auto",
+        lambda row: {"candidates": 2000, "tolerance": 0.1},
+        ON_KIN8NM,
+    ),
+    Ablation(
         "appendix B.3",
         "3,000 steps instead of 600",
         GradientVariance(),

@@ -36,8 +36,9 @@ def test_better_pairs_are_as_quick_and_better_by_the_margin() -> None:
 
 def test_frontier_table_judges_means_and_single_splits() -> None:
     rows = [row("by hand", seed, (10, 10), 5.0, nats) for seed, nats in ((3, 1.0), (4, 1.2))]
-    # Only one split: it may beat a single split, and not the means.
-    rows.append(row("by hand", 3, (20, 20), 4.0, 9.0))
+    # Only the first split, on which it is slower, or better by less than the margin.
+    rows.append(row("by hand", 3, (20, 20), 40.0, 9.0))
+    rows.append(row("by hand", 3, (8, 20), 5.0, 1.102))
     for seed, nats in ((3, 1.1), (4, 1.15)):
         rows.append(row("selected", seed, (9, 9), 6.0, nats, chosen=True))
         rows.append(row("selected", seed, (4, 4), 5.5, nats - 0.1, chosen=False))
@@ -48,7 +49,8 @@ def test_frontier_table_judges_means_and_single_splits() -> None:
     assert result[2:4] == ["6 (5 to 7)", "1.125"]
     # The mean of the pair, 1.1, is lower; on the second split its 1.2 is higher than 1.15.
     assert result[-1] == "none; on 1 of 2 splits"
-    assert found["selected, first smaller: **4, 4; 4, 4**"][-1] == "10, 10; on 1 of 2 splits"
+    beaten = found["selected, first smaller: **4, 4; 4, 4**"][-1]
+    assert beaten == "10, 10 · 8, 20; on 2 of 2 splits"
     assert "50, 50" not in frontier.frontier_table(rows)
 
 
