@@ -4,6 +4,7 @@
     python benchmarks/deep.py fits --tables kin40k --fits two three --device cuda
     python benchmarks/deep.py fits --quick --rows 1000 --tables kin8nm   # a part of the rows
     python benchmarks/deep.py fits --summary
+    python benchmarks/deep.py fits --summary --page             # and write the table of the page
     python benchmarks/deep.py step
     python benchmarks/deep.py predict                           # against GPyTorch's deep GP
 
@@ -25,6 +26,7 @@ Results are in benchmarks/results/deep.
 import argparse
 from functools import partial
 from math import log
+from pathlib import Path
 from statistics import fmean, median, stdev
 from time import perf_counter
 from typing import Any
@@ -44,8 +46,10 @@ from measure import (
     Row,
     Seconds,
     grouped,
+    markdown,
     new_results,
     parser_of,
+    replace_section,
     run_missing,
     table,
     timed,
@@ -81,6 +85,15 @@ FITS = {
 """Estimators by name: "two all" keeps all candidates of both layers."""
 # A fit of about half a minute on one thread, with 1,000 rows.
 QUICK = {"n_candidates": 40, "epochs": (100, 400, 200)}
+PUBLISHED = {
+    "concrete": "−3.175 (10 other splits)",
+    "energy": "−0.721 (10 other splits)",
+    "protein": "−2.846 (10 other splits)",
+    "kin8nm": "1.291 (one other split)",
+    "kin40k": "",
+}
+"""Test log densities of two-layer deep GPs with 100 + 100 points: bayesian_benchmarks, and the
+notebook of Doubly-Stochastic-DGP."""
 KEYS = ("table", "rows", "quick", "fit", "seed")
 TIMED_ROWS, TIMINGS = 500, 25
 # Rows of a prediction by GPyTorch.
@@ -171,9 +184,50 @@ def summary(rows: list[Row]) -> str:
     return table((*header, "µs", "CPU s", "wall s", "over shallow"), lines)
 
 
+def page_table(rows: list[Row]) -> str:
+    """Return two layers against the shallow default on the same splits, and published figures.
+
+    Only fits of all training rows with default settings count. The difference is the mean over the
+    splits that both have, with its standard error.
+    """
+    rows = [row for row in rows if row["rows"] is None and not row["quick"]]
+    shallow = {(row["table"], row["seed"]): row for row in rows if row["fit"] == "shallow"}
+    lines = []
+    tables = {row["table"] for row in rows if row["fit"] == "two"}
+    for name in sorted(tables, key=list(PUBLISHED).index):
+        deep = [row for row in rows if row["table"] == name and row["fit"] == "two"]
+        pairs = [
+            (row, shallow[name, row["seed"]]) for row in deep if (name, row["seed"]) in shallow
+        ]
+        gains = [two["log_density"] - one["log_density"] for two, one in pairs]
+        density = [row["log_density"] for row in deep]
+        points = zip(*(row["n_inducing"] for row in deep), strict=True)
+        identity = sum(row["n_inducing"][0] == 1 for row in deep)
+        lines.append(
+            (
+                name,
+                ", ".join(str(row["seed"]) for row in sorted(deep, key=lambda r: r["seed"])),
+                ", ".join(f"{fmean(each):.0f}" for each in points),
+                f"{identity} of {len(deep)}",
+                f"{fmean(density):.3f} ({min(density):.3f} to {max(density):.3f})",
+                f"{fmean(one['log_density'] for _, one in pairs):.3f}" if pairs else "",
+                _mean_and_error(gains) if gains else "",
+                PUBLISHED[name] or "",
+            )
+        )
+    header = ["table", "seeds of the splits", "inducing points, mean", "shallow GP selected"]
+    header += [">two layers: test log density", ">shallow default, same splits", ">difference"]
+    return markdown([*header, "published two layers, 100 + 100"], lines)
+
+
+def _mean_and_error(gains: list[float]) -> str:
+    error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+    return f"{fmean(gains):+.3f} ± {error:.3f} ({len(gains)} splits)"
+
+
 def fits(arguments: argparse.Namespace) -> None:
     """Run the fits that have no row yet, and print all."""
-    runs = Runs(RESULTS / "deep" / "fits.jsonl")
+    runs = Runs(arguments.results)
     if not arguments.summary:
         cases = [
             (name, arguments.rows, arguments.quick, fit, seed)
@@ -185,6 +239,12 @@ def fits(arguments: argparse.Namespace) -> None:
         for row in run_missing(runs, work, cases, keys=KEYS, jobs=arguments.jobs):
             print({name: value for name, value in row.items() if name != "versions"}, flush=True)
     print(summary(list(runs)))
+    if arguments.page:
+        page = RESULTS.parents[1] / "docs" / "benchmarks.md"
+        text = page.read_text(encoding="utf-8")
+        page.write_text(
+            replace_section(text, "deep-fits", page_table(list(runs))), encoding="utf-8"
+        )
 
 
 def problem() -> tuple[DeepGP, Dataset]:
@@ -322,6 +382,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="number of training rows; 90 %% if not given")
     parser.add_argument("--quick", action="store_true", help="fewer candidates and steps")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--results", type=Path, default=RESULTS / "deep" / "fits.jsonl")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/benchmarks.md")
     arguments = parser.parse_args()
     if arguments.what == "step":
         step()

@@ -4,13 +4,14 @@
     python benchmarks/deep_frontier.py train --device cuda --tables kin40k --no-pairs
     python benchmarks/deep_frontier.py time          # alone, on one CPU thread
     python benchmarks/deep_frontier.py summary
+    python benchmarks/deep_frontier.py page          # write the tables into docs/deep.md
 
-`train` fits one `DeepGPRegressor`, whose smaller models are the other allocations. Two of them are
-compared with as many inducing points in every layer that start at random rows or k-means centres.
+`train` fits one `DeepGPRegressor`, whose smaller models are the other allocations. Three of them
+are compared with as many points in every layer that start at random rows or k-means centres.
 Kin8nm also has the pairs of sizes of `winnow reproduce kin8nm-deep`, from random rows. All models
 get as many updates: 3,000, and those of the smaller models before a smaller one. `time` measures
 the CPU time of the prediction of a row for all sizes: median and quartiles of 25 calls. Settings
-were chosen on split seed 0. Rows that exist already are not run again. Results are in
+were chosen on split seeds 0 and 1. Rows that exist already are not run again. Results are in
 benchmarks/results/deep. A step of one model leaves a GPU idle most of the time: several processes
 (`--jobs`) share it.
 """
@@ -26,7 +27,7 @@ from typing import Any, final
 import torch
 
 from deep_curves import DEFAULTS, initial_model, scores
-from measure import RESULTS, Row, grouped, parser_of, table, timed
+from measure import RESULTS, Row, grouped, markdown, parser_of, replace_section, table, timed
 from right_number_problems import split_table
 from winnowgp import DeepGPRegressor
 from winnowgp.data import Dataset
@@ -41,7 +42,7 @@ from winnowgp.training.schedules import training_context
 
 UPDATES, SAMPLES, CALLS = 3000, 64, 25
 # Updates of a smaller model, and which of the allocations are compared at equal sizes.
-SMALLER, COMPARED = UPDATES // 6, (0, 2)
+SMALLER, COMPARED = UPDATES // 2, (0, 1, 2)
 # Largest number of rows of an update.
 ROWS = 8192
 MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
@@ -104,7 +105,7 @@ class Split:
             tolerance=0.005,
             batch_size=ROWS,
             epochs=(100, UPDATES // 2, UPDATES // 2),
-            smaller_models=5,
+            smaller_models=4,
             random_state=self.seed,
             device=self.device,
         )
@@ -215,36 +216,41 @@ def time_all() -> None:
 
 
 def summary() -> str:
-    """Return a table of all sizes with how many pairs are as quick and better, and the gains."""
-    times = {tuple(row["sizes"]): row["predict_us"] for row in TIMES}
-    rows: list[Row] = [
-        {**row, "sizes": tuple(row["sizes"]), "us": times.get(tuple(row["sizes"]), nan)}
-        for row in MODELS
+    """Return a table of all models, and the tables of the page."""
+    rows = models()
+    lines = [
+        (
+            row["table"],
+            row["seed"],
+            row["kind"] + ", chosen" * row.get("chosen", False),
+            row["sizes"],
+            *(f"{row['us']:.0f}", f"{row['elbo']:.4f}", f"{row['log_density']:.4f}"),
+        )
+        for row in sorted(rows, key=lambda r: (r["table"], r["seed"], r["us"]))
     ]
-    lines = []
-    for row in sorted(rows, key=lambda r: (r["table"], r["seed"], r["us"])):
-        pairs = [r for r in rows if r["kind"] == "by hand" and r["seed"] == row["seed"]]
-        better = [
-            r["sizes"]
-            for r in pairs
-            if r["us"] <= row["us"] and r["log_density"] > row["log_density"] + MARGIN
-        ]
-        numbers = (f"{row['us']:.0f}", f"{row['elbo']:.4f}", f"{row['log_density']:.4f}")
-        kind = row["kind"] + ", chosen" * row.get("chosen", False)
-        beaten = len(better) if row["kind"] == "selected" and row["table"] == "kin8nm" else ""
-        lines.append((row["table"], row["seed"], kind, row["sizes"], *numbers, beaten))
-    header = ("table", "seed", "", "sizes", "µs", "ELBO", "log density", "better pairs")
-    return f"{table(header, lines)}\n\n{settings(rows, times)}\n\n{gains(rows)}"
+    header = ("table", "seed", "", "sizes", "µs", "ELBO", "log density")
+    return "\n\n".join((table(header, lines), frontier_table(rows), gain_table(rows)))
 
 
-def settings(rows: list[Row], times: dict[tuple[int, ...], float]) -> str:
-    """Return means over the splits of kin8nm, of pairs set by hand and of every selected setting.
+def models() -> list[Row]:
+    """Return the rows of all models, with the microseconds of a prediction."""
+    times = {tuple(row["sizes"]): row for row in TIMES}
+    return [
+        {**row, "sizes": sizes, "us": time["predict_us"], "quartiles": time["quartiles"]}
+        for row in MODELS
+        for sizes in [tuple(row["sizes"])]
+        for time in [times.get(sizes, {"predict_us": nan, "quartiles": [nan] * 3})]
+    ]
 
-    A setting is the chosen allocation of a split, or the first, second or third smaller one.
+
+def settings(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return the models of kin8nm by setting: pairs set by hand, and selected allocations.
+
+    Selected are the chosen allocation of each split, and the first, second and third smaller one.
     """
     rows = [row for row in rows if row["table"] == "kin8nm"]
     groups = {
-        f"by hand {sizes}": group
+        f"{sizes[0]}, {sizes[1]}": group
         for (kind, sizes), group in grouped(rows, "kind", "sizes").items()
         if kind == "by hand"
     }
@@ -254,33 +260,78 @@ def settings(rows: list[Row], times: dict[tuple[int, ...], float]) -> str:
         largest = max((row["us"] for row in own if row["chosen"]), default=nan)
         ordered = sorted((r for r in own if r["us"] <= largest), key=lambda r: -r["us"])
         for number, row in enumerate(ordered[:SETTINGS]):
-            groups.setdefault(f"selected {number}", []).append(row)
+            groups.setdefault(SELECTED[number], []).append(row)
+    return {name: sorted(group, key=lambda r: r["seed"]) for name, group in groups.items()}
+
+
+def better_pairs(mean: dict[str, float], pairs: dict[str, dict[str, float]]) -> list[str]:
+    """Return the names of the pairs that are as quick, and better by more than the margin.
+
+    >>> pairs = {"a": {"us": 9.0, "log_density": 1.1}, "b": {"us": 11.0, "log_density": 1.2}}
+    >>> better_pairs({"us": 10.0, "log_density": 1.0}, pairs)
+    ['a']
+    >>> better_pairs({"us": 10.0, "log_density": 1.098}, pairs)
+    []
+    """
+    return [
+        name
+        for name, pair in pairs.items()
+        if pair["us"] <= mean["us"] and pair["log_density"] > mean["log_density"] + MARGIN
+    ]
+
+
+def frontier_table(rows: list[Row]) -> str:
+    """Return means over the splits of kin8nm: pairs set by hand, selected allocations, the paper.
+
+    A setting is beaten in the means, or on a split, by pairs that are as quick and better. Pairs
+    count that have all splits.
+    """
+    groups = settings(rows)
+    splits = max(map(len, groups.values()), default=0)
+    seeds = sorted({row["seed"] for group in groups.values() for row in group})
     means = {
         name: {column: fmean(row[column] for row in group) for column in ("us", "log_density")}
         for name, group in groups.items()
     }
-    splits = max(map(len, groups.values()), default=0)
+    by_hand = [n for n in groups if n not in SELECTED and len(groups[n]) == splits]
     lines = []
     for name, mean in sorted(means.items(), key=lambda item: item[1]["us"]):
-        sizes = [
-            f"{fmean(each):.0f}" for each in zip(*(r["sizes"] for r in groups[name]), strict=True)
-        ]
-        better = [
-            other.removeprefix("by hand ")
-            for other, pair in means.items()
-            if other.startswith("by hand") and len(groups[other]) == splits
-            if pair["us"] <= mean["us"] and pair["log_density"] > mean["log_density"] + MARGIN
-        ]
-        numbers = (f"{mean['us']:.1f}", f"{mean['log_density']:.4f}")
-        beaten = " ".join(better) if name.startswith("selected") else ""
-        lines.append((name, len(groups[name]), " + ".join(sizes), *numbers, beaten))
+        group, selected = groups[name], name in SELECTED
+        points = "; ".join(f"{r['sizes'][0]}, {r['sizes'][1]}" for r in group)
+        low, high = (fmean(r["quartiles"][i] for r in group) for i in (0, 2))
+        cells = {r["seed"]: f"{r['log_density']:.3f}" for r in group}
+        beaten = ""
+        if selected:
+            better = better_pairs(mean, {each: means[each] for each in by_hand})
+            single = 0
+            for row in group:
+                own = {
+                    each: r for each in by_hand for r in groups[each] if r["seed"] == row["seed"]
+                }
+                single += bool(better_pairs(row, own))
+            beaten = f"{' · '.join(better) or 'none'}; on {single} of {len(group)} splits"
+        lines.append(
+            (
+                f"**{points}**" if selected else points.split(";")[0],
+                name if selected else "by hand",
+                f"{mean['us']:.0f} ({low:.0f} to {high:.0f})",
+                f"{mean['log_density']:.3f}",
+                *(cells.get(seed, "") for seed in seeds),
+                beaten,
+            )
+        )
+    times = {tuple(row["sizes"]): row for row in TIMES}
     for sizes, nats in PAPER.items():
-        us = times.get(sizes, nan)
-        lines.append(("the paper", "", " + ".join(map(str, sizes)), f"{us:.1f}", f"{nats:.4f}", ""))
-    return table(("", "splits", "points", "µs", "log density", "as quick and better"), lines)
+        low, us, high = times[sizes]["quartiles"] if sizes in times else [nan] * 3
+        us = f"{us:.0f} ({low:.0f} to {high:.0f})"
+        points = f"{sizes[0]}, {sizes[1]}"
+        lines.append((points, "the paper", us, f"{nats:.3f}", *[""] * len(seeds), ""))
+    header = ["inducing points in layers 1, 2", "", "CPU µs per row (quartiles)"]
+    header += ["mean test log density", *(f"seed {seed}" for seed in seeds)]
+    return markdown([*header, "pairs as quick and better"], lines)
 
 
-def gains(rows: list[Row]) -> str:
+def gain_table(rows: list[Row]) -> str:
     """Return the gain of selected inducing points over as many others, and its standard error."""
     selected = {(r["table"], r["seed"], r["sizes"]): r for r in rows if r["kind"] == "selected"}
     compared = [
@@ -290,13 +341,24 @@ def gains(rows: list[Row]) -> str:
         and (own := selected.get((r["table"], r["seed"], r["sizes"])))
     ]
     lines = [
-        (*key, len(group), *(_mean_and_error([r[name] for r in group]) for name in GAINS))
-        for key, group in grouped(compared, "table", "kind", "updates").items()
+        (
+            *key,
+            len(group),
+            " + ".join(
+                f"{fmean(each):.0f}" for each in zip(*(r["sizes"] for r in group), strict=True)
+            ),
+            *(_mean_and_error([r[name] for r in group]) for name in GAINS),
+            f"{sum(r['gain'] > 0 for r in group)} of {len(group)}",
+        )
+        for key, group in sorted(grouped(compared, "table", "updates", "kind").items())
     ]
-    return table(("table", "against", "updates", "splits", *GAINS), lines)
+    header = ["table", "updates", "against", "splits", "inducing points, mean"]
+    header += ["gain of test log density", "gain of the ELBO per observation", "splits with a gain"]
+    return markdown(header, lines)
 
 
 GAINS = ("gain", "elbo gain")
+SELECTED = ("selected (the result)", "selected, first smaller", "second smaller", "third smaller")
 
 
 def _mean_and_error(values: list[float]) -> str:
@@ -304,9 +366,18 @@ def _mean_and_error(values: list[float]) -> str:
     return f"{fmean(values):+.4f} ± {error:.4f}"
 
 
+def write_page() -> None:
+    """Write the tables into docs/deep.md."""
+    path = RESULTS.parents[1] / "docs" / "deep.md"
+    page, rows = path.read_text(encoding="utf-8"), models()
+    page = replace_section(page, "frontier", frontier_table(rows))
+    page = replace_section(page, "equal-sizes", gain_table(rows))
+    path.write_text(page, encoding="utf-8")
+
+
 def main() -> None:
     parser = parser_of(__doc__, seeds=(3,))
-    parser.add_argument("what", choices=("train", "time", "summary"))
+    parser.add_argument("what", choices=("train", "time", "summary", "page"))
     parser.add_argument("--tables", nargs="+", default=["kin8nm"])
     parser.add_argument("--no-pairs", action="store_true", help="no pairs of the grid")
     parser.add_argument("--device", default="cpu")
@@ -316,7 +387,10 @@ def main() -> None:
         train_all(given.tables, given.seeds, given.device, pairs=pairs, jobs=given.jobs)
     elif given.what == "time":
         time_all()
-    print(summary())
+    if given.what == "page":
+        write_page()
+    else:
+        print(summary())
 
 
 if __name__ == "__main__":

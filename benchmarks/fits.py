@@ -96,7 +96,12 @@ def run(arguments: argparse.Namespace) -> None:
     known = {_key(row) for row in results}
     commands = {
         "winnowgp": (sys.executable, __file__, "--one"),
-        "gpflow-sgpr": (arguments.gpflow, SCRIPTS / "gpflow_sgpr.py"),
+        "gpflow-sgpr": (
+            arguments.gpflow,
+            SCRIPTS / "gpflow_sgpr.py",
+            "--maxiter",
+            arguments.iterations,
+        ),
         "gpytorch-sgpr": (sys.executable, SCRIPTS / "gpytorch_sgpr.py"),
         "gpytorch-svgp": (sys.executable, SCRIPTS / "gpytorch_svgp.py"),
     }
@@ -108,7 +113,11 @@ def run(arguments: argparse.Namespace) -> None:
                         continue
                     row = _separately(*commands[peer], name=name, M=M, seed=seed)
                     curve = row.pop("curve", [])
-                    row |= {"curve": thinned(curve), "after": _marks(curve)}
+                    short = peer == "gpflow-sgpr" and len(curve) >= arguments.iterations
+                    row |= {
+                        "curve": thinned(curve),
+                        "after": _marks(curve, arguments.iterations if short else ITERATIONS[-1]),
+                    }
                     results.add(row)
                     print(f"{peer} {name} M={M} seed={seed}: ", end="")
                     print(f"{row['elbo']} nats, {row['cpu_seconds']:.1f} s", flush=True)
@@ -136,9 +145,14 @@ def thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
     return [[round(s, 3), round(elbo, 3)] for i, (s, elbo) in enumerate(curve) if i in kept]
 
 
-def _marks(curve: list[tuple[float, float]]) -> dict[str, list[float]]:
-    """Return CPU seconds and bound after some numbers of steps, or at the end of fewer."""
-    return {str(n): list(curve[min(n, len(curve)) - 1]) for n in ITERATIONS if curve}
+def _marks(curve: list[tuple[float, float]], limit: int) -> dict[str, list[float]]:
+    """Return CPU seconds and bound after some numbers of steps, or where fewer converged.
+
+    Args:
+        limit: largest number of steps that were allowed; marks beyond it are not known.
+    """
+    known = [n for n in ITERATIONS if curve and n <= limit]
+    return {str(n): list(curve[min(n, len(curve)) - 1]) for n in known}
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -172,11 +186,16 @@ def report(name: str) -> None:
         line = [ours["dataset"], ours["M"], ours["seed"], f"{ours['elbo']:.1f}", f"{reached:.1f}"]
         line.append(f"{ours['cpu_seconds']:.1f}")
         for iterations in ITERATIONS:
+            if str(iterations) not in peer["after"]:
+                line += ["", "", "", ""]
+                continue
             seconds, elbo = peer["after"][str(iterations)]
             passed = seconds_to(ours, elbo)
             ratios[iterations].append(passed / seconds)
             line += [f"{elbo:.1f}", f"{seconds:.1f}", f"{passed:.1f}", f"{passed / seconds:.2f}"]
-        line.append(f"{(ours['elbo'] - peer['elbo']) / ours['n_train']:+.4f}")
+        whole = str(ITERATIONS[-1]) in peer["after"]
+        gap = (ours["elbo"] - peer["elbo"]) / ours["n_train"]
+        line.append(f"{gap:+.4f}" if whole else "")
         lines.append(line)
     print(table(header, lines))
     for iterations, values in ratios.items():
@@ -259,6 +278,12 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument(
         "--gpflow", help="Python executable with GPflow; without it GPflow is skipped"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=ITERATIONS[-1],
+        help="largest number of GPflow's iterations; with fewer, larger ones are not compared",
     )
     parser.add_argument("--name", default="fits", help="name of the result file")
     parser.add_argument("--report", action="store_true", help="print results without measuring")

@@ -8,10 +8,12 @@
 
 Every method has the same splits, 90 % of the rows of a seeded permutation, standardised by the
 training rows, and one thread; `peers/worker.py` has its settings and runs in a virtual environment
-of its own. A fit that passes `--limit` CPU seconds is ended, and its row says so; rows that
-exist are not made again, unless they failed with a lower limit. A later row of the same fit
-replaces an earlier one. Seconds of different machines are not comparable: each row names its
-processor, and the page marks those of another processor than most rows have.
+of its own. A fit that passes `--limit` CPU seconds is ended, and its row says so; one that is
+expected to take longer, by fits of the same method to other tables, is not started, and one of more
+than five minutes is fitted to one split (`planned_splits`). Rows that exist are not made again,
+unless they failed with a lower limit. A later row of the same fit replaces an earlier one. Seconds
+of different machines are not comparable: each row names its processor, and the page marks those of
+another processor than most rows have.
 """
 
 import argparse
@@ -25,6 +27,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from math import log
 from operator import itemgetter
 from pathlib import Path
 from statistics import stdev
@@ -33,6 +37,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from calibration import LEVELS, calibration, coverage_table, draw_histograms
+from libraries_plots import draw
 from measure import RESULTS, Row, grouped, markdown, mean, replace_section
 from right_number_problems import TABLES, split_table
 from winnowgp.experiments.runs import Runs, versions
@@ -64,12 +69,15 @@ ENVIRONMENTS = {
     "lightgbm": "trees",
 }
 """Methods, and the virtual environments in which they run; None for this interpreter."""
+EXACT = ("gpytorch-exact", "sklearn-gpr")
 EXACT_ROWS = 8000
 """Largest number of training rows of exact GPs, whose memory grows with its square."""
 ERRORS = 2.0
 """A mean difference counts if it exceeds this number of standard errors over splits."""
-LOWEST = 1.0
-"""Nats below the best density at which pictures end."""
+LIMIT = 900
+"""CPU seconds of a fit at most; one that is expected to take longer is not started."""
+ONE_SPLIT = 300
+"""CPU seconds of a fit from which on one split of a table is enough."""
 UNITS = "table", "seed", "method"
 
 
@@ -81,9 +89,48 @@ def cases(tables: Sequence[str], methods: Sequence[str]) -> list[tuple[str, int,
         for seed in seeds
         for name in tables
         for method in methods
-        if seed in SEEDS[name]
-        and not (method in ("gpytorch-exact", "sklearn-gpr") and TABLES[name] > EXACT_ROWS / 0.9)
+        if seed in SEEDS[name] and not (method in EXACT and TABLES[name] > EXACT_ROWS / 0.9)
     ]
+
+
+def expected_seconds(rows: Iterable[Row], table: str, method: str) -> float:
+    """Return the CPU seconds of a fit, in proportion to the most similar fits that have been made.
+
+    Sparse GPs and trees take a time in proportion to the rows, exact GPs to their third power, and
+    minibatches the same for any number; inducing points count by their square. Without any fit of
+    the method the time is not known: 0.
+    """
+    base, size = _size(method)
+    power = 3 if method in EXACT else 0 if base == "gpytorch-svgp" else 1
+    costs: dict[float, list[float]] = {}
+    for row in rows:
+        other, M = _size(row["method"])
+        if other == base and "cpu_s" in row:
+            factor = (TABLES[table] / TABLES[row["table"]]) ** power * (size / M) ** 2
+            costs.setdefault(factor, []).append(factor * row["cpu_s"])
+    if not costs:
+        return 0.0
+    return mean(costs[min(costs, key=lambda factor: abs(log(factor)))])
+
+
+def planned_splits(rows: Sequence[Row], table: str, method: str, *, limit: int = LIMIT) -> int:
+    """Return the number of splits that a method is fitted to: one or none if fits take long."""
+    if method in EXACT and TABLES[table] > EXACT_ROWS / 0.9:
+        return 0
+    seconds = expected_seconds(rows, table, method)
+    if seconds > limit:
+        return 0
+    return 1 if seconds > ONE_SPLIT else len(SEEDS[table])
+
+
+def _size(method: str) -> tuple[str, int]:
+    """Return the method without its number of inducing points, and the number.
+
+    >>> _size("gpflow-sgpr-128"), _size("gpboost-vif")
+    (('gpflow-sgpr', 128), ('gpboost-vif', 1))
+    """
+    base, _, size = method.rpartition("-")
+    return (base, int(size)) if size.isdigit() else (method, 1)
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
@@ -305,17 +352,24 @@ def notes(rows: Sequence[Row], usual: str) -> str:
     return "; ".join([*texts, *sorted(others)])
 
 
-def progress(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of how many splits each method has been fitted to."""
-    done = Counter((row["table"], row["method"]) for row in rows)
-    planned = Counter((table, m) for table, _, m in cases(list(TABLES), list(ENVIRONMENTS)))
+def progress(rows: Sequence[Row], *, limit: int = LIMIT) -> str:
+    """Return a Markdown table of how many of the planned splits each method has been fitted to."""
+    good = Counter((row["table"], row["method"]) for row in rows if "error" not in row)
+    ended = {(row["table"], row["method"]) for row in rows if "error" in row}
 
-    def cell(key: tuple[str, str]) -> str:
-        if not planned[key]:
-            return "–"
-        return f"{done[key]} of {planned[key]}" if done[key] else "not run"
+    def cell(table: str, method: str) -> str:
+        seconds = expected_seconds(rows, table, method)
+        planned = planned_splits(rows, table, method, limit=limit)
+        done = good[table, method]
+        if done:
+            return f"{done} of {max(done, planned)}"
+        if (table, method) in ended:
+            return f"ended after {limit // 60} CPU min"
+        if seconds > limit:
+            return f"not run: about {seconds / 60:.0f} CPU min"
+        return "not run" if planned else "–"
 
-    lines = [[method, *(cell((table, method)) for table in TABLES)] for method in ENVIRONMENTS]
+    lines = [[method, *(cell(table, method) for table in TABLES)] for method in ENVIRONMENTS]
     return markdown(["method", *TABLES], lines)
 
 
@@ -329,85 +383,6 @@ def version_list(rows: Sequence[Row]) -> str:
         label = f"{row['version']} (source {row['source']})" if "source" in row else row["version"]
         found.setdefault(package, {})[label] = None
     return "; ".join(f"{package} {', '.join(labels)}" for package, labels in found.items())
-
-
-def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Draw density against CPU seconds, and the coverage of 90 % intervals."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    from winnowgp.plots.style import COLOURS, save_figure, styled
-
-    families = {"winnowgp": "winnowgp", "gpflow": "GPflow SGPR", "gpytorch-svgp": "GPyTorch SVGP"}
-    families |= {"gpytorch-exact": "GPyTorch exact", "sklearn": "scikit-learn GP"}
-    families |= {"gpboost": "GPBoost", "": "boosted trees"}
-    colours = (COLOURS["inclusion"], COLOURS["posterior"], COLOURS["second"], "#CC79A7")
-    colours += ("#E69F00", "#56B4E9", COLOURS["data"])
-    styles = dict(zip(families, zip(colours, "osDv^Px", strict=True), strict=True))
-
-    def family(method: str) -> str:
-        return next(start for start in families if method.startswith(start))
-
-    # Others have nothing to be compared with yet.
-    ours = {row["table"] for row in rows if row["method"] == "winnowgp"}
-    tables = [name for name in TABLES if name in ours]
-    groups = grouped([row for row in rows if "error" not in row], "table", "method")
-    pictures = {
-        "peers-density": ("log_density", "test log density"),
-        "peers-coverage": ("coverage_90", "share of test rows within 90 % intervals"),
-    }
-    for file, (column, label) in pictures.items():
-        with styled():
-            figure = Figure(figsize=(10.5, 3.2 * ((len(tables) + 2) // 3) + 0.6))
-            axes = figure.subplots((len(tables) + 2) // 3, 3, squeeze=False).flatten()
-            for ax in axes[len(tables) :]:
-                ax.set_axis_off()
-            for ax, table in zip(axes, tables, strict=False):
-                lines: dict[str, list[tuple[float, float]]] = {}
-                for (name, method), own in groups.items():
-                    values = [row[column] for row in own if column in row]
-                    if name == table and values:
-                        seconds = mean(row.get("cpu_s") or row["wall_s"] for row in own)
-                        point = seconds, paired(rows, table, method, column)
-                        lines.setdefault(family(method), []).append(point)
-                        on_gpu = any("device" in row for row in own)
-                        if on_gpu or not family(method):
-                            ax.annotate(
-                                "on a GPU" if on_gpu else method,
-                                point,
-                                fontsize=6,
-                                # Methods with and without early stopping are often close.
-                                xytext=(3, -8 if method.endswith("-stopped") else 3),
-                                textcoords="offset points",
-                                annotation_clip=True,
-                            )
-                for start, points in lines.items():
-                    colour, marker = styles[start]
-                    swept = "-" if start in ("gpflow", "gpytorch-svgp") else ""
-                    ax.plot(
-                        *zip(*sorted(points), strict=True),
-                        marker=marker,
-                        linestyle=swept,
-                        color=colour,
-                        ms=5,
-                        lw=1,
-                        label=families[start],
-                    )
-                ax.set(title=table, xscale="log", xlabel="CPU seconds of the fit")
-                ax.xaxis.set_minor_formatter(NullFormatter())
-                if column == "log_density" and lines:
-                    top = max(y for points in lines.values() for _, y in points)
-                    ax.set_ylim(max(ax.get_ylim()[0], top - LOWEST), None)
-                if column == "coverage_90":
-                    ax.axhline(0.9, color=COLOURS["points"], linewidth=0.8)
-            axes[0].set_ylabel(label)
-            handles = {
-                name: handle
-                for ax in axes
-                for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)
-            }
-            figure.legend(handles.values(), handles, loc="outside lower center", ncols=7)
-        save_figure(figure, folder / f"{file}.png")
 
 
 def small_rows() -> list[Row]:
@@ -428,7 +403,10 @@ def write_page(rows: list[Row]) -> None:
     good = [row for row in rows if "error" not in row]
     key_of = lambda r: (list(TABLES).index(r["table"]), list(ENVIRONMENTS).index(r["method"]))  # noqa: E731
     groups = grouped([*sorted(good, key=key_of), *small_rows()], "table", "method")
-    draw(rows, DOCS / "images")
+    ours = {row["table"] for row in rows if row["method"] == "winnowgp"}
+    # Others have nothing to be compared with yet.
+    shown = [name for name in TABLES if name in ours]
+    draw(rows, shown, DOCS / "images", value=partial(paired, rows))
     draw_histograms(groups, DOCS / "images" / "peers-pit.png")
     pages = DOCS / "benchmarks.md"
     page = pages.read_text(encoding="utf-8")
@@ -439,6 +417,17 @@ def write_page(rows: list[Row]) -> None:
     pages.write_text(page, encoding="utf-8")
 
 
+def _planned_seeds(
+    case: tuple[str, int, str], runs: Runs, arguments: argparse.Namespace
+) -> tuple[int, ...]:
+    """Return the splits of a table that a method is fitted to; all of them on a GPU."""
+    table, _, method = case
+    if arguments.device == "cuda":
+        return SEEDS[table]
+    count = planned_splits(latest(runs), table, method, limit=arguments.limit)
+    return SEEDS[table][:count]
+
+
 def main() -> None:
     """Parse the command line; run fits that have no row yet, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -447,10 +436,10 @@ def main() -> None:
         "--methods", nargs="+", default=list(ENVIRONMENTS), choices=list(ENVIRONMENTS)
     )
     parser.add_argument("--seeds", type=int, nargs="+", help="of the splits; all by default")
-    parser.add_argument("--limit", type=int, default=3600, help="CPU seconds of a fit at most")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="CPU seconds of a fit at most")
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--python", help="interpreter that has all methods")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of our fits")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of torch")
     parser.add_argument("--again", action="store_true", help="repeat ours of another source")
     parser.add_argument("--page", action="store_true", help="write the page, run nothing")
     arguments = parser.parse_args()
@@ -463,7 +452,8 @@ def main() -> None:
     todo = [
         (*case, arguments.limit, arguments.python, arguments.device)
         for case in cases(arguments.tables, arguments.methods)
-        if case not in done and case[1] in (arguments.seeds or [case[1]])
+        if case not in done
+        and case[1] in (arguments.seeds or _planned_seeds(case, runs, arguments))
     ]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for future in as_completed([pool.submit(run, *case) for case in todo]):

@@ -84,6 +84,7 @@ def _is_shaped(row: Row) -> bool:
 SHAPES = ("fewer inducing points with more smoothness", "fewer inducing points with more clust")
 LAST_LAYER = ("more inducing points in the last layer",)
 ON_CONCRETE = ("fewer inducing points with more noise on concrete",)
+ON_KIN8NM = ("fewer inducing points with more noise on kin8nm",)
 CURVE = ("ELBO at least that of the same fixed size",)
 RELEASED = Scope(released=True)
 
@@ -139,6 +140,14 @@ ABLATIONS = (
         "auto",
         lambda row: {"candidates": 300},
         ON_CONCRETE,
+    ),
+    Ablation(
+        "figure 4",
+        "automatic α on kin8nm, a tolerance of 0.1 instead of 0.01",
+        Real(names=("kin8nm",)),
+        "auto",
+        lambda row: {"tolerance": 0.1},
+        ON_KIN8NM,
     ),
     Ablation(
         "appendix B.3",

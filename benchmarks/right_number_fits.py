@@ -49,6 +49,8 @@ def run_fit(settings: Settings, *, exact_rows: int) -> Row:
     Args:
         exact_rows: largest number of rows of an exact GP.
     """
+    # GPyTorch's first kernel makes PyTorch import SymPy, which is not part of a fit.
+    torch.broadcast_shapes((1,), (1,))
     if settings["device"] == "cuda":
         # The first factorisation loads libraries, which is not part of a fit.
         eye = torch.eye(500, dtype=torch.float64, device="cuda")

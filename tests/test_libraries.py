@@ -92,13 +92,59 @@ def test_notes_name_gpu_and_other_processor() -> None:
     assert libraries.notes([row("ngboost", 20, 0.1)], "A") == ""
 
 
-def test_progress_counts_splits_by_method_and_table() -> None:
+def test_expected_seconds_follow_rows_and_inducing_points() -> None:
+    fits = [row("gpflow-sgpr-32", s, 0.1, cpu_s=t) for s, t in ((20, 3.0), (21, 5.0))]
+    fits.append(row("sklearn-gpr", 20, 0.1, cpu_s=2.0))
+    expected = libraries.expected_seconds
+    larger = libraries.TABLES["kin8nm"] / libraries.TABLES["energy"]
+    assert expected(fits, "energy", "gpflow-sgpr-128") == pytest.approx(16 * 4.0)
+    assert expected(fits, "kin8nm", "gpflow-sgpr-32") == pytest.approx(larger * 4.0)
+    assert expected(fits, "kin8nm", "sklearn-gpr") == pytest.approx(larger**3 * 2.0)
+    assert expected(fits, "kin8nm", "ngboost") == 0.0
+    fits.append(row("gpytorch-svgp-32", 20, 0.1, cpu_s=9.0))
+    assert expected(fits, "kin8nm", "gpytorch-svgp-32") == pytest.approx(9.0)
+    # The most similar fit decides.
+    fits.append(row("gpflow-sgpr-32", 20, 0.1, table="concrete", cpu_s=7.0))
+    nearer = libraries.TABLES["kin8nm"] / libraries.TABLES["concrete"]
+    assert expected(fits, "kin8nm", "gpflow-sgpr-32") == pytest.approx(nearer * 7.0)
+
+
+def test_planned_splits_are_fewer_if_fits_take_long() -> None:
+    def planned(seconds: float, **options: Any) -> int:
+        return libraries.planned_splits(
+            [row("ngboost", 20, 0.1, cpu_s=seconds)], "energy", "ngboost", **options
+        )
+
+    assert [planned(seconds) for seconds in (300.0, 301.0, 900.0, 901.0)] == [5, 1, 1, 0]
+    assert planned(901.0, limit=3600) == 1
+    assert libraries.planned_splits([], "protein", "sklearn-gpr") == 0
+
+
+def test_progress_counts_splits_and_says_why_fits_are_missing() -> None:
     done = [row("ngboost", 20, 0.1), row("ngboost", 21, 0.1)]
-    lines = {line.split(" | ")[0]: line for line in libraries.progress(done).splitlines()}
+    done.append(row("gpflow-sgpr-32", 20, 0.1, cpu_s=120.0))
+    failed = {
+        "table": "energy",
+        "seed": 20,
+        "method": "gpboost-vif",
+        "error": "more than 900 CPU s",
+    }
+    table = libraries.progress([*done, failed])
+    lines = {line.split(" | ")[0]: line for line in table.splitlines()}
     assert "energy" in lines["| method"]
     assert lines["| ngboost"].startswith("| ngboost | 2 of 5 | not run |")
+    assert lines["| gpboost-vif"].startswith("| gpboost-vif | ended after 15 CPU min | not run |")
+    # Sixteen times 120 seconds.
+    assert lines["| gpflow-sgpr-128"].startswith("| gpflow-sgpr-128 | not run: about 32 CPU min |")
     # Exact GPs of tables with more than 8,000 training rows are not planned.
     assert lines["| sklearn-gpr"].endswith("not run | – | – |")
+
+
+def test_draw_writes_a_picture_for_each_column(tmp_path: Path) -> None:
+    rows = [row(method, 20, 0.1) for method in libraries.ENVIRONMENTS]
+    rows.append(row("winnowgp", 20, 0.1, table="kin40k", device="GPU", wall_s=60.0))
+    libraries.draw(rows, ["energy", "kin40k"], tmp_path, value=lambda table, method, column: 0.5)
+    assert {path.name for path in tmp_path.iterdir()} == {"peers-density.png", "peers-coverage.png"}
 
 
 def test_later_rows_replace_earlier_ones_of_the_same_fit() -> None:

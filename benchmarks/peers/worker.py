@@ -6,7 +6,8 @@
 the levels of the quantiles) and scores the predictions; this script runs in the environment of the
 method, with one thread. Settings are those that a library's documentation gives for a first fit:
 
-- winnowgp: `SparseGPRegressor()`; on a GPU, seconds are those of a clock.
+- winnowgp: `SparseGPRegressor()`. Ours and GPyTorch's fits may be on a GPU: the seconds of a fit
+  are then those of a clock.
 - gpflow-sgpr-M: ARD squared-exponential kernel, k-means centres, L-BFGS until it stops or 1,000
   iterations.
 - gpytorch-svgp-M: scaled ARD RBF kernel, k-means centres, 4,000 Adam steps with 1,024 rows at rate
@@ -101,7 +102,7 @@ def gpflow_sgpr(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
     return Fit(predict, size)
 
 
-def gpytorch_svgp(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
+def gpytorch_svgp(X: Array, y: Array, *, seed: int, size: int | None, device: str = "cpu") -> Fit:
     import gpytorch
     import torch
     from gpytorch_svgp import BATCH, RATE, build
@@ -109,21 +110,22 @@ def gpytorch_svgp(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model, likelihood = build(torch.from_numpy(_centres(X, size, seed)))
-    rows, targets = torch.from_numpy(X), torch.from_numpy(y)
+    model, likelihood = model.to(device), likelihood.to(device)
+    rows, targets = torch.from_numpy(X).to(device), torch.from_numpy(y).to(device)
     bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
     optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=RATE)
     slower = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones=[3200])
     for _ in range(4000):
-        batch = torch.randperm(len(y))[:BATCH]
+        batch = torch.randperm(len(y), device=device)[:BATCH]
         optimiser.zero_grad()
         loss = -bound(model(rows[batch]), targets[batch])
         loss.backward()
         optimiser.step()
         slower.step()
-    return Fit(_torch_predictions(model, likelihood), size)
+    return Fit(_torch_predictions(model, likelihood, device), size)
 
 
-def gpytorch_exact(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
+def gpytorch_exact(X: Array, y: Array, *, seed: int, size: int | None, device: str = "cpu") -> Fit:
     import gpytorch
     import torch
 
@@ -142,9 +144,9 @@ def gpytorch_exact(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
                 self.mean_module(x), self.covar_module(x)
             )
 
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    rows, targets = torch.from_numpy(X), torch.from_numpy(y)
-    model = ExactGP(rows, targets, likelihood).double()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double().to(device)
+    rows, targets = torch.from_numpy(X).to(device), torch.from_numpy(y).to(device)
+    model = ExactGP(rows, targets, likelihood).double().to(device)
     bound = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
     model.train()
@@ -153,10 +155,12 @@ def gpytorch_exact(X: Array, y: Array, *, seed: int, size: int | None) -> Fit:
         loss = -bound(model(rows), targets)
         loss.backward()
         optimiser.step()
-    return Fit(_torch_predictions(model, likelihood))
+    return Fit(_torch_predictions(model, likelihood, device))
 
 
-def _torch_predictions(model: Any, likelihood: Any) -> Callable[[Array], tuple[Array, Array]]:
+def _torch_predictions(
+    model: Any, likelihood: Any, device: str
+) -> Callable[[Array], tuple[Array, Array]]:
     import gpytorch
     import torch
 
@@ -165,8 +169,8 @@ def _torch_predictions(model: Any, likelihood: Any) -> Callable[[Array], tuple[A
 
     def predict(X: Array) -> tuple[Array, Array]:
         with torch.no_grad(), gpytorch.settings.fast_pred_var():
-            predicted = likelihood(model(torch.from_numpy(X)))
-            return predicted.mean.numpy(), predicted.variance.sqrt().numpy()
+            predicted = likelihood(model(torch.from_numpy(X).to(device)))
+            return predicted.mean.cpu().numpy(), predicted.variance.sqrt().cpu().numpy()
 
     return predict
 
@@ -379,7 +383,7 @@ def main() -> None:
     import_module(module)
     # The source of this process: that of the runner may have changed since it was started.
     ours = import_module("winnowgp.experiments.runs").versions() if package == "winnowgp" else {}
-    options = {"device": arguments.device} if ours else {}
+    options = {"device": arguments.device} if package in ("winnowgp", "gpytorch") else {}
     start, wall = time.process_time(), time.perf_counter()
     fit = function(X, y, seed=arguments.seed, size=arguments.size, **options)
     seconds, wall = time.process_time() - start, time.perf_counter() - wall

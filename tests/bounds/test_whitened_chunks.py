@@ -11,9 +11,6 @@ from winnowgp.bounds.row_blocks import (
     RowBlock,
     RowBlocks,
     WhitenedChunks,
-    add_gram,
-    from_panels,
-    panels,
 )
 from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky
@@ -140,20 +137,3 @@ def test_whitened_chunks_without_points_leave_all_variance() -> None:
         _, V, t = whole(made(Counted(b), rows_of(23, 10)))
         assert V.shape == (0, 23)
         torch.testing.assert_close(t, b.kff)
-
-
-@pytest.mark.parametrize("M", [0, 1, 47, 48, 49, 95, 96, 97, 200])
-def test_panels_cover_rows_in_order(M: int) -> None:
-    covered = [row for panel in panels(M) for row in range(M)[panel]]
-    assert covered == list(range(M))
-
-
-@pytest.mark.parametrize("M", WIDTHS)
-def test_add_gram_sums_equal_dense_product(M: int) -> None:
-    g = torch.Generator().manual_seed(0)
-    V = torch.randn(M, 9, generator=g, dtype=torch.float64)
-    w = torch.randn(9, generator=g, dtype=torch.float64)
-    total = torch.zeros(M, M, dtype=torch.float64)
-    for rows in (slice(0, 4), slice(4, 9)):
-        add_gram(total, V[:, rows] * w[rows], V[:, rows])
-    torch.testing.assert_close(from_panels(total), V @ w.diag() @ V.mT)

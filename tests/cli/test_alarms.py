@@ -8,6 +8,7 @@ import pytest
 
 from helpers.short_fits import shortest_fits
 from winnowgp.cli.app import run
+from winnowgp.cli.messages import with_options
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_fit_json_has_alarms_and_importance_and_stderr_the_warnings(
     summary = json.loads(printed.out)
     (alarm,) = summary["alarms"]
     assert alarm["warning"] == "LeakageWarning"
-    assert alarm["message"] in printed.err
+    assert with_options(alarm["message"]) in printed.err
     assert summary["importance"]["columns"][0]["column"] == "cents"
     out = leaking.parent / "a.svg"
     assert run(["plot", str(model), "--what", "importance", "-q", "-o", str(out)]) == 0

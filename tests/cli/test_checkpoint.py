@@ -46,7 +46,7 @@ def test_fit_interrupted_resumes_to_the_same_model(
     # Another command may not have the folder yet.
     assert run([*arguments, "--tolerance", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "`tolerance` was 1.0 and is 2.0" in line
+    assert "`--tolerance` was 1.0 and is 2.0" in line
     assert run(arguments) == 0
     found, expected = load(tmp_path / "line.winnow"), load(plain)
     assert found.summary["training"] == expected.summary["training"]
@@ -84,4 +84,4 @@ def test_fit_checkpoint_that_is_a_file_is_named(
 ) -> None:
     (tmp_path / "kept").touch()
     assert run(arguments) == 2
-    assert "`checkpoint` must be a folder" in capsys.readouterr().err
+    assert "`--checkpoint` must be a folder" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_predict_quantiles_of_counts_are_integers(
         ("fit {shop} -t up --log-target", "must be numeric for regression"),
         (
             "fit {shop} -t y --log-target --missing impute --id id",
-            "must be positive for `log_target`",
+            "must be positive for `--log-target`",
         ),
         ("fit {shop} -t y --cv 2 --checkpoint {shop}.d", "`--cv` does not work with"),
         ("predict {y} {shop} --quantiles 5,95", "probabilities between 0 and 1"),
@@ -188,3 +188,29 @@ def test_impossible_options_are_refused(
     monkeypatch.chdir(tmp_path)
     line = arguments.format(shop=shop, y=models["y"], up=models["up"])
     assert message in refusal(line.split(), capfd)
+
+
+def test_evaluate_notes_left_out_rows_and_unseen_categories(
+    shop: Path, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with shop.open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    town, y = header.index("town"), header.index("y")
+    rows[0][town], rows[1][y], rows[2][y] = "Lima", "", ""
+    other = tmp_path / "other.csv"
+    with other.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    for command in (["evaluate"], ["compare", str(models["y"])]):
+        assert run([*command, str(models["y"]), str(other)]) == 0
+        error = capsys.readouterr().err
+        assert "note: 2 rows without a target were left out." in error
+        assert "column 'town' has 1 value that was not in the training rows ('Lima')" in error
+
+
+def test_evaluate_of_one_row_is_refused(
+    shop: Path, models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = tmp_path / "one.csv"
+    one.write_text("\n".join(shop.read_text(encoding="utf-8").splitlines()[:2]), "utf-8")
+    message = refusal(["evaluate", str(models["y"]), str(one)], capfd)
+    assert "at least 2 rows with a target; got 1" in message

@@ -56,7 +56,7 @@ def test_commands_say_and_use_the_mixture(table: Path, model: Path, capsys) -> N
     ("options", "message"),
     [
         (["--hyper", "nuts"], "must be 'auto', 'point' or 'laplace'"),
-        (["--hyper", "laplace", "--likelihood", "student-t"], "`likelihood` must be 'gaussian'"),
+        (["--hyper", "laplace", "--likelihood", "student-t"], "`--likelihood` must be 'gaussian'"),
         (["--hyper", "laplace", "-t", "c"], "must be 'auto' or 'point' for classification"),
     ],
 )
@@ -72,7 +72,7 @@ def test_update_refuses_the_mixture(table: Path, model: Path, tmp_path, capsys) 
     new, output = tmp_path / "new.csv", tmp_path / "new.winnow"
     new.write_text("\n".join(table.read_text(encoding="utf-8").split("\n")[:9]), encoding="utf-8")
     assert run(["update", str(model), str(new), "-o", str(output)]) != 0
-    assert "`hyper` must be 'point' or 'auto' to learn from further batches" in " ".join(
+    assert "`--hyper` must be 'point' or 'auto' to learn from further batches" in " ".join(
         capsys.readouterr().err.split()
     )
     assert not output.exists()

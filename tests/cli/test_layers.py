@@ -123,8 +123,8 @@ def test_fit_layers_classification(shop: Path, short: None, tmp_path: Path) -> N
     [
         (("--layers", "two"), "`--layers` must be a number"),
         (("--layers", "0"), "`--layers` must be a number"),
-        (("--layers", "2", "--max-points", "10"), "`--max-points`) is not for deep models"),
-        (("--layers", "auto", "--max-fit-seconds", "9"), "`--max-fit-seconds`) is not for deep"),
+        (("--layers", "2", "--max-points", "10"), "`--max-points` is not for deep models"),
+        (("--layers", "auto", "--max-fit-seconds", "9"), "`--max-fit-seconds` is not for deep"),
         (("--layers", "2", "--criterion", "predictive"), "`--criterion`"),
         (("--layers", "2", "--hyper", "laplace"), "`--hyper`"),
         (("--layers", "2", "--precision", "mixed"), "`--precision`"),

@@ -127,7 +127,7 @@ def test_evaluate_and_compare_say_that_the_noise_column_is_missing(
         (["--noise-column", "s3"], "s3"),
         (["--noise-column", "y"], "must not be the target"),
         (["--noise-column", "s2", "--likelihood", "student-t"], "'student-t'"),
-        (["--noise-column", "s2", "--log-target"], "`log_target`"),
+        (["--noise-column", "s2", "--log-target"], "`--log-target`"),
     ],
 )
 def test_bad_noise_column_is_an_error(

@@ -8,9 +8,21 @@ import numpy as np
 import pytest
 
 import winnowgp
+from helpers.short_fits import short_process_fits
 from winnowgp.cli.app import run
-from winnowgp.errors import FewRowsWarning, InputError, NoInducingPointsWarning
-from winnowgp.tabular import MultiOutputTable, cross_validate_outputs, fit_outputs_table
+from winnowgp.cli.outputs import target_likelihoods
+from winnowgp.errors import (
+    ExtrapolationWarning,
+    FewRowsWarning,
+    InputError,
+    NoInducingPointsWarning,
+)
+from winnowgp.tabular import (
+    MultiOutputTable,
+    cross_validate_outputs,
+    fit_outputs_table,
+    update_outputs_table,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +74,9 @@ def test_other_commands_and_options_refuse_several_targets(
     table: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compare", str(model), str(model), str(table)]) == 2
-    assert "`frontier`, `update` and `export` can use" in capsys.readouterr().err
+    assert "`plot`, `update` and `export` can use" in capsys.readouterr().err
     assert run(["predict", str(model), str(table), "--quantiles", "0.5"]) == 2
-    assert "`quantiles` are for models of one target" in capsys.readouterr().err
+    assert "`--quantiles` are for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--hyper", "point"]) == 2
     assert "`--hyper` is for models of one target" in capsys.readouterr().err
     assert run(["fit", str(table), "-t", "wave", "-t", "level", "--layers", "2"]) == 2
@@ -152,6 +164,21 @@ def test_update_learns_more_rows_of_several_targets(
     assert isinstance(loaded, MultiOutputTable)
     predicted = loaded.predict(winnowgp.read_table(more))["level_mean"]
     assert np.abs(predicted - (3 - np.sin(x))).max() < 0.3
+    # The file describes the update.
+    assert run(["info", str(updated)]) == 0
+    shown = capsys.readouterr().out
+    assert "of the last update" in shown
+    assert "Rows held out of the last update" in shown
+    assert "updates: 1" in shown
+    assert run(["frontier", str(updated), "--json"]) == 0
+    frontier = json.loads(capsys.readouterr().out)
+    assert frontier["selected"] == sum(printed["inducing_points"])
+    elbos = [row["elbo_nats"] for row in frontier["frontier"]]
+    at = {row["inducing_points"]: row["elbo_nats"] for row in frontier["frontier"]}
+    gap = (max(elbos) - at[frontier["selected"]]) / (2 * 24)
+    assert loaded.estimator.elbo_gap_ == pytest.approx(gap)
+    assert run(["frontier", str(updated)]) == 0
+    assert "nats per observed target" in capsys.readouterr().out
     # The file remembers what it has learnt.
     assert run(["update", str(updated), str(more), "-o", str(updated)]) == 2
     assert "has learnt from more.csv before" in capsys.readouterr().err
@@ -248,3 +275,117 @@ def test_fit_few_rows_warns_for_several_targets() -> None:
     x = np.arange(4.0)
     with pytest.warns(FewRowsWarning, match="fitted to 4 rows: priors"):
         fit_outputs_table({"x": x, "a": x, "b": -x}, ["a", "b"], test_size=0)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a table of a measurement, a count and a class."""
+    path, rng = tmp_path_factory.mktemp("kinds") / "kinds.csv", np.random.default_rng(1)
+    x = np.linspace(0, 6, 36)
+    wave = np.sin(x)
+    columns = [wave + 0.1 * rng.normal(size=36), rng.poisson(np.exp(1 + wave)), wave > 0]
+    rows = zip(x, *(np.asarray(column, dtype=float) for column in columns), strict=True)
+    lines = [",".join(f"{value:.4g}" for value in row) for row in rows]
+    path.write_text("\n".join(["x,a,n,c", *lines]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def kinds_model(kinds: Path) -> Path:
+    path = kinds.with_name("kinds.winnow")
+    targets = ["-t", "a", "-t", "n", "-t", "c"]
+    likelihoods = ["--likelihood", "n=poisson", "--likelihood", "c=bernoulli"]
+    options = ["--tolerance", "0.5", "-q", "-o", str(path)]
+    with short_process_fits():
+        assert run(["fit", str(kinds), *targets, *likelihoods, *options]) == 0
+    return path
+
+
+def test_targets_have_likelihoods_of_their_own(
+    kinds: Path, kinds_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", str(kinds_model), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["likelihoods"] == {"a": "gaussian", "n": "poisson", "c": "bernoulli"}
+    assert run(["info", str(kinds_model)]) == 0
+    assert "a, n (poisson), c (bernoulli)" in capsys.readouterr().out
+    out = tmp_path / "predicted.csv"
+    assert run(["predict", str(kinds_model), str(kinds), "-q", "-o", str(out)]) == 0
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    # Counts have whole limits, and a class 0 or 1.
+    assert all(float(row["n_lower"]).is_integer() for row in rows)
+    assert float(rows[9]["c_lower"]) == float(rows[9]["c_upper"]) == 1.0
+    assert 0 <= float(rows[9]["c_mean"]) <= 1
+    assert run(["evaluate", str(kinds_model), str(kinds), "--json"]) == 0
+    quality = json.loads(capsys.readouterr().out)["quality"]
+    assert quality["c"]["log_density"] > np.log(0.6)
+    assert quality["a"]["r2"] > 0.8
+    for extra, name in ((["--what", "frontier"], "f.png"), ([], "m.png")):
+        assert run(["plot", str(kinds_model), *extra, "-q", "-o", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 5000
+    assert run(["plot", str(kinds_model), "--what", "effects", "-o", str(tmp_path / "e.png")]) == 2
+    assert "must be mixing or frontier" in capsys.readouterr().err
+
+
+def test_update_of_several_likelihoods(
+    kinds_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more, updated = tmp_path / "more.csv", tmp_path / "updated.winnow"
+    x = np.linspace(6, 9, 30)
+    lines = [f"{v:.3f},{np.sin(v):.3f},{round(np.exp(1 + np.sin(v)))},{int(v < 9)}" for v in x]
+    more.write_text("\n".join(["x,a,n,c", *lines]), encoding="utf-8")
+    assert run(["update", str(kinds_model), str(more), "-o", str(updated), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["log_density"] > printed["log_density_before"] + 0.2
+    more.write_text("x,a,n,c\n1,0.8,2.5,1\n2,0.9,3,1\n", encoding="utf-8")
+    assert run(["update", str(kinds_model), str(more), "--test-size", "0"]) == 2
+    assert "target 'n': counts must be whole numbers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--likelihood", "poisson"], "target 'a': counts must be whole numbers"),
+        (["--likelihood", "b=poisson"], "must name a target, a, n; got 'b'"),
+        (["--likelihood", "n=heteroscedastic"], "got 'heteroscedastic' for 'n'"),
+        (["--likelihood", "beta", "--likelihood", "laplace"], "was given twice, beta and laplace"),
+        (["-t", "a"], "`--target` has 'a' twice"),
+    ],
+)
+def test_wrong_likelihoods_of_targets_are_refused(
+    options: list[str], message: str, kinds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fit", str(kinds), "-t", "a", "-t", "n", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_target_may_be_named_in_its_likelihood() -> None:
+    assert target_likelihoods(["y=1=poisson"], ["y=1"]) == {"y=1": "poisson"}
+    assert target_likelihoods([], ["y"]) == {"y": "auto"}
+
+
+def test_unknown_categories_are_warned_of(table: Path, model: Path) -> None:
+    loaded = winnowgp.load(model)
+    rows = winnowgp.read_table(table)
+    other = {**rows.values, "side": np.full(50, "middle", dtype=object)}
+    with pytest.warns(ExtrapolationWarning, match="'side' has 1 value that was not in"):
+        loaded.predict(other)
+    with pytest.warns(ExtrapolationWarning, match="'middle'"):
+        loaded.evaluate(other)
+    blocks = [winnowgp.DataTable.of(other)]
+    with pytest.warns(ExtrapolationWarning, match="'middle'"):
+        list(loaded.predict_blocks(blocks))
+
+
+def test_target_without_values_is_refused_by_a_fit_and_missing_in_an_update(
+    table: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = winnowgp.read_table(table)
+    empty = {**rows.values, "wave": np.full(50, "", dtype=object)}
+    with pytest.raises(InputError, match="the target 'wave' has no values; leave it out of"):
+        fit_outputs_table(empty, ["wave", "level"], drop=("name",))
+    loaded = winnowgp.load(model)
+    updated = update_outputs_table(loaded, empty, test_size=0).model
+    assert np.isfinite(updated.predict(rows)["wave_mean"]).all()
+    assert list(loaded.evaluate(empty)) == ["level"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import winnowgp
 from winnowgp.cli.app import run
 
 
@@ -68,3 +69,10 @@ def test_plot_surface_without_two_numbers_is_refused(
     out = str(tmp_path / "a.png")
     assert run(["plot", str(models["y"]), *arguments.split(), "-o", out]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_training_history_ends_with_the_selected_model(models: dict[str, Path]) -> None:
+    model = winnowgp.load(models["y"])
+    last = model.summary["training"]["moments"][-1]
+    assert len(model.estimator.available_sizes_) > 1  # smaller models were trained after it
+    assert len(last["x"]) == model.estimator.n_inducing_

@@ -87,7 +87,7 @@ def test_predict_missing_device_is_named(
 ) -> None:
     out = tmp_path / "out.csv"
     assert predicted(saved, "--device", "quantum", "-o", str(out)) == 2
-    assert "`device` must be a device of this machine" in capsys.readouterr().err
+    assert "`--device` must be a device of this machine" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

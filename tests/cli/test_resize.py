@@ -131,7 +131,7 @@ def test_fit_shows_the_limit_that_ended_growth(
     assert run([*words, "--kernel", "rbf", "-o", str(tmp_path / "m.winnow")]) == 0
     said = capsys.readouterr()
     assert "note: more inducing points" in said.out
-    assert "max_fit_seconds" in said.out
+    assert "`--max-fit-seconds`" in said.out
     assert "(limit: work)" in " ".join(said.out.split())
     assert run([*words, "-q", "-o", str(tmp_path / "m.winnow")]) == 0
     assert "(limit: work)" in capsys.readouterr().err
@@ -143,4 +143,4 @@ def test_fit_refuses_an_unknown_criterion(
     words = ["fit", str(shop), "-t", "y", "--drop", "id", "--missing", "impute"]
     words += ["--criterion", "aic"]
     assert run([*words, "-o", str(tmp_path / "m.winnow"), "-q"]) == 2
-    assert "`criterion` must be 'elbo' or 'predictive'" in capsys.readouterr().err
+    assert "`--criterion` must be 'elbo' or 'predictive'" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Several fidelities: linear and nonlinear relations, averaged over hyper-parameters."""
 
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
+from numpy.typing import NDArray
 
-from winnowgp import MultiFidelityGPRegressor, SparseGP
+from winnowgp import MultiFidelityGPRegressor, SparseGP, load
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, ModelFileError
 from winnowgp.io.registry import deserialise, serialise
+from winnowgp.models.fidelity_posterior import chain_inputs
 
 # A cheap curve of the fidelity 0, and its double plus a trend at the fidelity 2.5.
 LEVELS = np.repeat([0.0, 2.5], [30, 6])
@@ -22,24 +26,31 @@ FIDELITIES = pd.DataFrame({"level": LEVELS, "x": INPUTS})
 
 @pytest.fixture(scope="module")
 def point() -> MultiFidelityGPRegressor:
-    model = MultiFidelityGPRegressor(fidelity="level", hyper="point", random_state=0)
+    model = MultiFidelityGPRegressor(
+        fidelity="level", relation="linear", hyper="point", random_state=0
+    )
     return model.fit(FIDELITIES, CURVE)
 
 
 @pytest.fixture(scope="module")
 def averaged() -> MultiFidelityGPRegressor:
-    return MultiFidelityGPRegressor(fidelity="level", random_state=0).fit(FIDELITIES, CURVE)
+    model = MultiFidelityGPRegressor(fidelity="level", relation="linear", random_state=0)
+    return model.fit(FIDELITIES, CURVE)
 
 
 @pytest.fixture(scope="module")
 def squared() -> MultiFidelityGPRegressor:
     """A high fidelity that is the square of the low one (Perdikaris et al. 2017), 12 rows of it."""
+    model = MultiFidelityGPRegressor(relation="nonlinear", random_state=0)
+    return model.fit(*squared_rows())
+
+
+def squared_rows() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x = np.concatenate([np.linspace(0, 1, 40), np.linspace(0.02, 0.98, 12)])
     level = np.repeat([0.0, 1.0], [40, 12])
     low = np.sin(8 * np.pi * x)
     y = np.where(level == 1, 10 + 3 * (x - np.sqrt(2)) * low**2, low)
-    model = MultiFidelityGPRegressor(relation="nonlinear", random_state=0)
-    return model.fit(np.column_stack([x, level]), y)
+    return np.column_stack([x, level]), y
 
 
 @pytest.mark.parametrize("name", ["point", "averaged"])
@@ -181,7 +192,7 @@ def test_conditioned_chain_learns_from_any_fidelity(squared: MultiFidelityGPRegr
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"relation": "square"}, "`relation` must be 'linear' or 'nonlinear'"),
+        ({"relation": "square"}, "`relation` must be 'auto', 'linear' or 'nonlinear'"),
         ({"hyper": "none"}, "`hyper` must be"),
         ({"kernel": RBFKernel()}, "must be a string such as 'rbf' for `relation='nonlinear'`"),
         ({"widths": [1]}, "`widths` are for `relation='linear'`"),
@@ -192,3 +203,103 @@ def test_wrong_parameters_are_refused(settings: dict[str, Any], message: str) ->
     model = MultiFidelityGPRegressor(relation="nonlinear").set_params(**settings)
     with pytest.raises(InputError, match=message):
         model.fit(X, CURVE)
+
+
+@pytest.mark.parametrize("name", ["averaged", "squared"])
+def test_batches_of_any_fidelity_are_learnt(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model = copy(request.getfixturevalue(name))
+    level, x = np.tile(model.fidelities_, 12), np.linspace(1.0, 1.2, 24)
+    low, x_high = np.sin(8 * np.pi * x), x - np.sqrt(2)
+    rows, y = np.column_stack([x, level]), np.where(level > 0, 10 + 3 * x_high * low**2, low)
+    if name == "averaged":
+        rows = pd.DataFrame({"level": level, "x": x})
+        y = np.where(level > 0, 2.0, 1.0) * np.sin(9 * x) + np.where(level > 0, x, 0.0)
+    before, sizes = model.log_density(rows, y), model.n_inducing_
+    model.partial_fit(rows, y)
+    assert sum(model.n_inducing_) > sum(sizes)
+    assert np.mean(model.log_density(rows, y)) > np.mean(before) + 1
+    high = level > 0
+    assert np.sqrt(np.mean((model.predict(rows) - y)[high] ** 2)) < 0.3 * y[high].std()
+    again = load(model.save(tmp_path / "model.winnow"))
+    np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
+
+
+def test_batches_of_both_fidelities_give_the_dense_posterior(
+    point: MultiFidelityGPRegressor,
+) -> None:
+    """The exact GP of all rows at the hyper-parameters of the first fit."""
+    model = copy(point).set_params(tolerance=1e-5)
+    x = np.linspace(1.0, 1.3, 8)
+    rows = pd.DataFrame({"level": np.tile([0.0, 2.5], 4), "x": x})
+    model.partial_fit(rows, np.sin(9 * x))
+    everything = pd.concat([FIDELITIES, rows])
+    y = np.concatenate([CURVE, np.sin(9 * x)])
+    mode: Any = point._processes
+    inputs, level = model._process_inputs(everything), (everything["level"] > 0).to_numpy()
+    W = mode.mixing[level.astype(int)]
+    K = sum(
+        torch.outer(W[:, q], W[:, q]) * kernel(inputs).to_dense()
+        for q, kernel in enumerate(mode.kernels)
+    )
+    z = model._y_scaler.columns.forward(torch.from_numpy(y)[:, None])
+    noise = mode.likelihood.noise[level.astype(int)]
+    mean = (K @ torch.linalg.solve(K + torch.diag(noise), z)).detach()
+    exact = model._y_scaler.values(mean)
+    np.testing.assert_allclose(model.predict(everything), exact, atol=0.02)
+    # The first fit knows nothing of the second batch.
+    assert np.abs(point.predict(everything) - exact).max() > 0.2
+
+
+def test_member_weights_after_a_batch_are_those_of_its_density(
+    averaged: MultiFidelityGPRegressor,
+) -> None:
+    """Rows at inducing points of all members need no more points, and weigh as in conditioning."""
+    Z = averaged.inducing_points_[1][:2, 0]
+    rows = pd.DataFrame({"level": 2.5, "x": Z})
+    y = averaged.predict(rows) + 0.05
+    updated = copy(averaged).partial_fit(rows, y)
+    conditioned = averaged.condition_on(rows, y)
+    np.testing.assert_allclose(
+        updated.posterior_.component_weights, conditioned.posterior_.component_weights, atol=0.05
+    )
+
+
+def test_auto_keeps_the_relation_with_the_higher_elbo(
+    point: MultiFidelityGPRegressor, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"fidelity": "level", "hyper": "point", "random_state": 0}
+    auto = MultiFidelityGPRegressor(checkpoint=tmp_path / "fit", **settings).fit(FIDELITIES, CURVE)
+    assert auto.relation_ == "linear"
+    assert auto.elbo_ == point.elbo_
+    np.testing.assert_array_equal(auto.predict(FIDELITIES), point.predict(FIDELITIES))
+    assert {path.name for path in (tmp_path / "fit").iterdir()} == {"linear", "nonlinear"}
+    rows, y = squared_rows()
+    other = MultiFidelityGPRegressor(hyper="point", tolerance=0.1, random_state=0).fit(rows, y)
+    assert other.relation_ == "nonlinear"
+    boxes = MultiFidelityGPRegressor(widths=[1], hyper="point", tolerance=0.5, n_candidates=6)
+    rows = np.column_stack([INPUTS, 0.1 * np.ones(36), LEVELS])[::3]
+    assert boxes.fit(rows, CURVE[::3]).relation_ == "linear"
+
+
+def test_elbo_of_a_chain_is_in_the_units_of_all_targets() -> None:
+    """The dense evidence of all fidelities, of targets that were standardised together."""
+    rows = np.column_stack([INPUTS, LEVELS])
+    model = MultiFidelityGPRegressor(relation="nonlinear", hyper="point", random_state=0)
+    model.fit(rows, CURVE)
+    scaler = model._y_scaler.columns
+    z = scaler.forward(torch.from_numpy(CURVE)[:, None])
+    inputs = model._process_inputs(rows)
+    total = 0.0
+    for t, (mode, level) in enumerate(zip(model.posterior_.modes, (0.0, 2.5), strict=True)):
+        own = torch.from_numpy(level == LEVELS)
+        X = chain_inputs(model.posterior_.functions[:t], inputs[own])
+        y = ((z[own] - model.posterior_.shift[t]) / model.posterior_.scale[t])[:, 0]
+        cov = mode.kernels[0](X).to_dense() + mode.likelihood.noise * torch.eye(len(X))
+        dense = torch.distributions.MultivariateNormal(torch.zeros(len(X)).double(), cov)
+        # The density of z rather than of the targets that were standardised once more.
+        total += dense.log_prob(y).item() - len(y) * model.posterior_.scale[t].log().item()
+    assert model.evidence_.lower == pytest.approx(total, abs=1e-3)
+    assert total - model.elbo_ == pytest.approx(0.0, abs=0.05 * len(z))
+    assert model.elbo_ <= total + 1e-6

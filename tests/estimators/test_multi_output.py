@@ -1,5 +1,6 @@
 """Regressors of several targets, several fidelities and sums of effects."""
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from sklearn.base import clone
 
 from winnowgp import (
@@ -47,7 +50,11 @@ KINDS[::5, 1] = np.nan
 
 ESTIMATORS: dict[str, tuple[ProcessEstimator, Any, Any]] = {
     "outputs": (MultiOutputGPRegressor(n_latents=2, random_state=0), X, Y),
-    "fidelities": (MultiFidelityGPRegressor(fidelity="level", random_state=0), FIDELITIES, CURVE),
+    "fidelities": (
+        MultiFidelityGPRegressor(fidelity="level", relation="linear", random_state=0),
+        FIDELITIES,
+        CURVE,
+    ),
     "nonlinear": (
         MultiFidelityGPRegressor(fidelity="level", relation="nonlinear", random_state=0),
         FIDELITIES,
@@ -214,8 +221,6 @@ def test_batches_add_points_where_rows_need_them(fitted: dict[str, Any], tmp_pat
     limited = copied(ESTIMATORS["outputs"][0]).set_params(max_points=9)
     limited.partial_fit(X[left], Y[left]).partial_fit(X[~left], Y[~left])
     assert sum(limited.n_inducing_) <= 9
-    with pytest.raises(InputError, match="updates by more rows need Gaussian noise"):
-        fitted["likelihoods"].partial_fit(X[:2], KINDS[:2])
     with pytest.raises(InputError, match="`partial_fit` needs `alpha='auto'`"):
         first.set_params(alpha=0.1).partial_fit(X, Y)
 
@@ -234,8 +239,6 @@ def test_targets_of_several_kinds_share_a_process(fitted: dict[str, Any]) -> Non
     assert np.isnan(density[:, 1]).sum() == 14
     # Log odds of classes: better than tossing a coin.
     assert density[:, 2].mean() > -0.45
-    with pytest.raises(InputError, match="conditioning on new rows need Gaussian noise"):
-        model.condition_on(X[:2], KINDS[:2])
     with pytest.raises(InputError, match="`noise_variance` needs `likelihood='gaussian'`"):
         copied(model).fit(X, KINDS, noise_variance=0.1)
 
@@ -260,3 +263,46 @@ def test_interrupted_fit_resumes_to_the_same_model(
     # An equal seed gives an equal fit, interrupted or not.
     assert resumed.elbo_ == fitted[name].elbo_
     np.testing.assert_array_equal(resumed.predict(rows), fitted[name].predict(rows))
+
+
+def test_batches_of_several_likelihoods_are_learnt(fitted: dict[str, Any], tmp_path: Path) -> None:
+    model = copy(fitted["likelihoods"])
+    x = np.linspace(3, 5, 60)
+    wave = np.sin(x)
+    kinds = np.column_stack(
+        [wave, RNG.poisson(np.exp(1 + wave)), wave + 0.3 * RNG.normal(size=60) > 0]
+    )
+    kinds[::6, 0] = np.nan
+    rows, points, old = x[:, None], model.n_inducing_, model.log_density(X, KINDS)
+    before = np.nanmean(model.log_density(rows, kinds), 0)
+    held = model.condition_on(rows, kinds).log_density(rows, kinds)
+    model.partial_fit(rows, kinds)
+    assert sum(model.n_inducing_) > sum(points)
+    after = np.nanmean(model.log_density(rows, kinds), 0)
+    assert np.nanmean(after) > np.nanmean(before) + 0.3
+    # Points of the first rows explain less of the new ones.
+    assert np.nanmean(after) > np.nanmean(held) + 0.1
+    # Earlier rows are remembered.
+    assert np.nanmean(model.log_density(X, KINDS)) > np.nanmean(old) - 0.05
+    again = load(model.save(tmp_path / "model.winnow"))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_list_of_gaussian_likelihoods_is_gaussian_noise(fitted: dict[str, Any]) -> None:
+    model = copied(ESTIMATORS["outputs"][0])
+    parts = ["gaussian", GaussianLikelihood(), "gaussian"]
+    model.set_params(likelihood=parts).fit(X, Y)
+    assert isinstance(model.likelihood_, GaussianLikelihood)
+    assert model.elbo_ == fitted["outputs"].elbo_
+    np.testing.assert_array_equal(model.predict(X), fitted["outputs"].predict(X))
+    model.partial_fit(X[:3], Y[:3], noise_variance=0.1)
+
+
+def test_gaussian_likelihood_with_a_limit_of_its_own_keeps_it() -> None:
+    limited = GaussianLikelihood(noise_constraint=GreaterThan(0.5))
+    model = MultiOutputGPRegressor(
+        n_latents=1, likelihood=["gaussian", limited], n_candidates=16, random_state=0
+    )
+    model.fit(X[:30], Y[:30, 1:])
+    assert not isinstance(model.likelihood_, GaussianLikelihood)
+    assert model.likelihood_.parts[1].noise.item() > 0.5

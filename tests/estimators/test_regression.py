@@ -9,7 +9,7 @@ from sklearn.model_selection import cross_val_score
 
 from helpers.short_fits import smaller_sizes
 from winnowgp import SparseGPRegressor
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NoInducingPointsWarning
 from winnowgp.experiments.synthetic import sampled
 
 # Smaller sizes are tested in `test_sparse.py`.
@@ -239,7 +239,8 @@ class TestOddButLegalInput:
 
     def test_a_constant_target(self) -> None:
         X, _ = wave()
-        model = regressor().fit(X, np.full(60, 4.2))
+        with pytest.warns(NoInducingPointsWarning):
+            model = regressor().fit(X, np.full(60, 4.2))
         np.testing.assert_allclose(model.predict(X), 4.2)
 
     def test_duplicated_rows(self) -> None:
@@ -364,7 +365,9 @@ def test_rapidly_varying_function_is_not_taken_for_noise(sigma: float) -> None:
 @pytest.mark.parametrize("level", [0.0, 7.0])
 def test_fit_constant_target_predicts_it(level: float) -> None:
     X = np.random.default_rng(0).uniform(size=(40, 2))
-    model = SparseGPRegressor(random_state=0).fit(X, np.full(40, level))
+    with pytest.warns(NoInducingPointsWarning, match="same value in all training rows"):
+        model = SparseGPRegressor(random_state=0).fit(X, np.full(40, level))
+    assert model.n_inducing_ == 0
     mean, sd = model.predict(X[:3], return_std=True)
     np.testing.assert_allclose(mean, level, atol=1e-6)
     assert sd.max() < 0.01

@@ -219,6 +219,16 @@ def test_draw_level_aligned_seeds_have_curves_that_end_together() -> None:
     assert dots.tolist() == [[20.0, -50.0], [30.0, -40.0]]
 
 
+def test_draw_level_aligned_without_any_curve_shows_all_sets() -> None:
+    ax = Figure().subplots()
+    shown = level(
+        selected("fast", 0, [20], [-70.0], 20.0), selected("fast", 1, [30], [-20.0], 30.0)
+    )
+    draw_level(shown, "elbo", ax=ax, align=True)
+    (dots,) = scattered(ax)
+    assert dots.tolist() == [[20.0, -70.0], [30.0, -20.0]]
+
+
 def small(rows: int = 60, condition: str = "smoothness", intensity: float = 8.0) -> Dataset:
     return standardised(sampled(condition, intensity, rows=rows, seed=3), "cpu")
 

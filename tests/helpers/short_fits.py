@@ -11,7 +11,14 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.data import Dataset
 from winnowgp.models.base import Model
-from winnowgp.training import FastSchedule, confirmation, fast_sparse, laplace, lbfgs
+from winnowgp.training import (
+    FastSchedule,
+    confirmation,
+    fast_multi_output,
+    fast_sparse,
+    laplace,
+    lbfgs,
+)
 from winnowgp.training import hyperparameters as warm_up
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
@@ -87,4 +94,18 @@ def shortest_fits() -> Iterator[None]:
     with short_fits(starts=0, sizes=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[:1])
         patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial: initial)
+        yield
+
+
+@contextmanager
+def short_process_fits() -> Iterator[None]:
+    """In it models of several processes have one start, a few iterations of each optimisation, one
+    selection, and mix four posteriors over hyper-parameters."""
+    every = fast_multi_output.starting_points
+    with short_fits(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_multi_output, "starting_points", lambda *given: every(*given)[:1])
+        for name in ("_START", "_POOL", "_MOVE"):
+            patch.setattr(fast_multi_output, name, 6)
+        few = partial(FastSchedule, rounds=1, inclusion_steps=5, iterations=6)
+        patch.setattr(training, "FastSchedule", few)
         yield

@@ -114,6 +114,8 @@ def test_other_models_are_refused() -> None:
     model = Multitask(True)
     with pytest.raises(InputError, match="`likelihood` must be Gaussian"):
         winnow_processes(model, BernoulliLikelihood(), (X, WAVES))
+    with pytest.raises(InputError, match="must have the 3 tasks of `model`; got 2"):
+        winnow_processes(model, likelihood(2), (X, WAVES[:, [0, 1, 0]]))
     model.mean_module = means.LinearMean(1)
     with pytest.raises(InputError, match="ZeroMean or ConstantMean"):
         winnow_processes(model, likelihood(3), (X, WAVES))

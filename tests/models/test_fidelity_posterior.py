@@ -88,12 +88,16 @@ def test_lowest_fidelity_is_the_exact_gp() -> None:
     torch.testing.assert_close(predicted.variance[:, 0], variance, atol=1e-6, rtol=0)
 
 
-def test_three_fidelities_match_nested_samples() -> None:
+@pytest.mark.parametrize("below", [1, 2])
+def test_three_fidelities_match_nested_samples(below: int) -> None:
     posterior, _, _, _ = chain(0.2)
     two = posterior.functions
-    third = level(
-        CHAIN, chain_inputs(two, X_HIGH), torch.tensor([0.3, -1.0, 0.5, 1.0]).double(), 0.05
-    )
+    # The third fidelity depends on both of the lower ones, or on the next one alone.
+    kernel = CHAIN
+    if below == 2:
+        kernel = CHAIN + RBFKernel(active_dims=(2,)).double().initialize(lengthscale=0.7)
+    X = chain_inputs(two, X_HIGH)[:, [0, *range(3 - below, 3)]]
+    third = level(kernel, X, torch.tensor([0.3, -1.0, 0.5, 1.0]).double(), 0.05)
     whole = NonlinearFidelityPosterior(
         [*two, third],
         column=1,
@@ -103,14 +107,14 @@ def test_three_fidelities_match_nested_samples() -> None:
     )
     g = torch.Generator().manual_seed(0)
     S, x = 4000, NEW[:5]
-    f, inputs, y = None, x.expand(S, -1, -1), None
-    for function in whole.functions:
-        if f is not None:
-            inputs = torch.cat([x.expand(S, -1, -1), f[..., None]], 2)
+    values: list[Tensor] = []
+    for t, function in enumerate(whole.functions):
+        lower = values[t - below if t == 2 else 0 :]
+        inputs = torch.cat([x.expand(S, -1, -1), *(f[..., None] for f in lower)], 2)
         y = function.mode.predict(inputs.flatten(0, 1))
         mean, sd = y.mean.view(S, -1), y.variance.view(S, -1).sqrt()
-        f = mean + sd * torch.randn(S, 5, generator=g, dtype=torch.float64)
-    assert f is not None
+        values.append(mean + sd * torch.randn(S, 5, generator=g, dtype=torch.float64))
+    f = values[-1]
     predicted = whole.predict(torch.cat([x, torch.full_like(x, 2.0)], 1))
     sd = f.std(0)
     # 64 quasi-random draws against 4,000 random ones.

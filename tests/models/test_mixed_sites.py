@@ -11,7 +11,8 @@ from winnowgp.bounds import row_blocks
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.models import MultiOutputGP, VariationalGP
+from winnowgp.models import MultiOutputGP, MultiOutputPosterior, VariationalGP
+from winnowgp.models.process_stream import ProcessStream
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 MIXING = torch.tensor([[1.0, 0.4], [-0.6, 1.1], [0.7, -0.5]], dtype=torch.float64)
@@ -177,7 +178,80 @@ def test_targets_that_a_likelihood_forbids_are_refused() -> None:
     wrong[0, 2] = 3.0
     with pytest.raises(InputError, match=r"target 2 \(counted from 0\): Bernoulli targets"):
         gp.bound(Dataset.of(data.X, wrong, missing=True))
-    with pytest.raises(InputError, match="conditioning on new rows need"):
-        gp.posterior(data).condition_on(data)
+    noisy = Dataset.of(data.X, data.Y, noise=torch.ones_like(data.Y), missing=True)
+    with pytest.raises(InputError, match="known noise variances need Gaussian noise"):
+        gp.posterior(data).condition_on(noisy)
+    with pytest.raises(InputError, match="samples of observations need Gaussian noise"):
+        gp.posterior(data).sample(data.X[:2], 1, observed=True)
     with pytest.raises(InputError, match="pass `noise` for Gaussian noise, or `likelihoods`"):
         MultiOutputGP(gp.kernels, gp.candidate_sets, mixing=MIXING)
+
+
+def prior(gp: MultiOutputGP, *, like: MultiOutputPosterior) -> MultiOutputPosterior:
+    """Return the posterior of no rows."""
+    return MultiOutputPosterior(
+        gp.kernels,
+        gp.candidate_sets,
+        mixing=gp.mixing.detach(),
+        likelihood=gp.likelihood,
+        q_mean=torch.zeros_like(like.q_mean),
+        q_factor=torch.eye(like.M).double(),
+    )
+
+
+def test_prior_conditioned_on_all_rows_is_the_optimal_posterior() -> None:
+    data = rows()
+    gp = model(data.X[:3], data.X[4:8])
+    expected = gp.posterior(data)
+    none = prior(gp, like=expected)
+    assert none.log_predictive(data).item() == pytest.approx(gp.fixed_bound(data), abs=1e-5)
+    conditioned = none.condition_on(data)
+    for new, old in zip(conditioned.processes(data.X), expected.processes(data.X), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=2e-3)
+
+
+def test_conditioned_posterior_is_a_stationary_point_given_earlier_rows() -> None:
+    """The dense bound with the earlier posterior in place of the prior."""
+    data = rows()
+    first, second = data.part(torch.arange(7)), data.part(torch.arange(7, 12))
+    gp = model(data.X[:3], data.X[4:8])
+    before = gp.posterior(first)
+    after = before.condition_on(second)
+    eye = torch.eye(before.M).double()
+
+    def bound(m: Tensor, F: Tensor) -> Tensor:
+        q = torch.distributions.MultivariateNormal(m, scale_tril=F.tril())
+        S = before.q_factor @ before.q_factor.mT
+        p = torch.distributions.MultivariateNormal(before.q_mean, S)
+        L = torch.block_diag(*before.factors)
+        # `dense_bound` subtracts the divergence from the prior, N(0, I) of whitened values.
+        whitened = torch.distributions.MultivariateNormal(torch.zeros_like(m), eye)
+        kl = torch.distributions.kl_divergence
+        return dense_bound(gp, second, L @ m, L @ F.tril()) + kl(q, whitened) - kl(q, p)
+
+    m = after.q_mean.clone().requires_grad_()
+    F = torch.linalg.cholesky(after.q_factor @ after.q_factor.mT).requires_grad_()
+    value = bound(m, F)
+    assert before.log_predictive(second).item() == pytest.approx(value.item(), abs=1e-5)
+    slopes = torch.autograd.grad(value, [m, F])
+    torch.testing.assert_close(slopes[0], torch.zeros_like(m), rtol=0, atol=2e-3)
+    torch.testing.assert_close(slopes[1].tril(), torch.zeros_like(F), rtol=0, atol=2e-3)
+
+
+def test_stream_of_sites_has_the_surrogate_of_all_candidates() -> None:
+    data = rows()
+    first, second = data.part(torch.arange(7)), data.part(torch.arange(7, 12))
+    posterior = model(data.X[:3], data.X[4:7]).posterior(first)
+    stream = ProcessStream.of(posterior, second, [data.X[8:9], data.X[10:11]])
+    assert (
+        pytest.approx(float(second.weighted((~torch.isnan(second.Y)).double()).sum()))
+        == stream.moments.N
+    )
+    whole = stream.selected(torch.ones(8, dtype=torch.bool))
+    expected = stream.posterior.condition_on(second)
+    for new, old in zip(whole.processes(data.X), expected.processes(data.X), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-4)
+    # Its bound is that of the likelihoods.
+    values = stream.statistics().value(torch.ones(1, 8, dtype=torch.bool))
+    density = stream.posterior.log_predictive(second).item()
+    assert values.item() == pytest.approx(density, abs=1e-5)

@@ -36,9 +36,9 @@ def test_draw_inclusion_sorts_selected_and_other_candidates() -> None:
 
 def test_draw_trace_shows_objective_and_number_of_points() -> None:
     moments = [
-        {"step": 0, "objective": None, "phase": "warm up", "x": []},
-        {"step": 1, "objective": -5.0, "phase": "warm up", "x": [0.0, 1.0]},
-        {"step": 2, "objective": -4.0, "phase": "choose", "x": [0.0]},
+        {"step": 0, "objective": None, "phase": "initialisation", "x": []},
+        {"step": 1, "objective": -5.0, "phase": "initialisation", "x": [0.0, 1.0]},
+        {"step": 2, "objective": -4.0, "phase": "selection", "x": [0.0]},
     ]
     ax = draw_trace(moments, ax=Figure().subplots())
     assert np.asarray(ax.lines[0].get_xydata()).tolist() == [[1, -5.0], [2, -4.0]]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helpers.short_fits import short_fits, shortest_fits
+from helpers.short_fits import short_fits, short_process_fits, shortest_fits
 from winnowgp import (
     AdditiveGPRegressor,
     DataTable,
@@ -325,6 +325,11 @@ def test_export_onnx_of_a_column_named_like_an_output_is_refused(tmp_path: Path)
 
 @fitted_once
 def several_targets(kind: str) -> Any:
+    with short_process_fits():
+        return _several_targets(kind)
+
+
+def _several_targets(kind: str) -> Any:
     settings: dict[str, Any] = {"random_state": 0, "tolerance": 0.1, "n_candidates": 12}
     waves = np.column_stack([y, X[:, 2], np.cos(X[:, 0])])
     if kind == "gaussian":
@@ -363,8 +368,72 @@ def test_exported_table_of_several_targets_predicts_the_same(runtime: str, tmp_p
         np.testing.assert_allclose(outputs["mean"][:, number], mean, rtol=1e-7, atol=1e-7)
 
 
-def test_fidelities_are_not_exported(tmp_path: Path) -> None:
-    rows = np.column_stack([X[:, 0], np.arange(70) % 2])
-    model = MultiFidelityGPRegressor(tolerance=0.1, hyper="point", random_state=0).fit(rows, y)
-    with pytest.raises(NotSaveableError, match="several fidelities cannot be exported"):
-        export_numpy(model, tmp_path / "model.py")
+@fitted_once
+def several_fidelities(relation: str) -> MultiFidelityGPRegressor:
+    levels = np.array([0.1, 0.7, 3.0])[np.arange(70) % 3]
+    rows = np.column_stack([X[:, 0], levels, X[:, 2]])
+    model = MultiFidelityGPRegressor(
+        fidelity=1, relation=relation, tolerance=0.1, n_candidates=30, random_state=0
+    )
+    with short_process_fits():
+        return model.fit(rows, y * (1 + levels) + X[:, 2])
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("relation", ["linear", "nonlinear"])
+def test_exported_fidelities_predict_the_same(relation: str, runtime: str, tmp_path: Path) -> None:
+    model = several_fidelities(relation)
+    new = np.column_stack([NEW[:, 0], np.array([0.1, 0.7, 3.0])[np.arange(40) % 3], NEW[:, 2]])
+    mean, sd = model.predict(new, return_std=True)
+    unknown = np.concatenate([new, [[1.0, 0.5, 0.1]]])
+    outputs = RUNTIMES[runtime](model, tmp_path, unknown)
+    np.testing.assert_allclose(outputs["mean"][:40], mean, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(outputs["variance"][:40], sd**2, rtol=1e-6)
+    # `predict` refuses a fidelity that the model does not know.
+    assert np.isnan([outputs["mean"][40], outputs["variance"][40]]).all()
+
+
+@fitted_once
+def boxes(kernel: str) -> MultiOutputGPRegressor:
+    rows = np.column_stack([X[:25, 0], np.arange(25) % 3 * 0.4])
+    model = MultiOutputGPRegressor(
+        widths=[1], n_latents=1, kernel=kernel, tolerance=0.5, n_candidates=6, random_state=0
+    )
+    with short_process_fits():
+        return model.fit(rows, np.column_stack([y, 1 - 2 * y])[:25])
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kernel", ["matern32", "rbf * linear + periodic(period=3)"])
+def test_exported_averages_over_boxes_predict_the_same(
+    kernel: str, runtime: str, tmp_path: Path
+) -> None:
+    model = boxes(kernel)
+    new = np.column_stack([NEW[:, 0], np.arange(40) % 4 * 0.3])
+    mean, sd = model.predict(new, return_std=True)
+    outputs = RUNTIMES[runtime](model, tmp_path, new)
+    np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_exported_proportions_and_counts_predict_the_same(runtime: str, tmp_path: Path) -> None:
+    model = proportions_and_counts()
+    mean, sd = model.predict(NEW, return_std=True)
+    outputs = RUNTIMES[runtime](model, tmp_path, NEW)
+    np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(outputs["variance"], sd**2, rtol=1e-6)
+
+
+@fitted_once
+def proportions_and_counts() -> MultiOutputGPRegressor:
+    targets = np.column_stack([1 / (1 + np.exp(-y)), COUNTS])
+    model = MultiOutputGPRegressor(
+        n_latents=1,
+        likelihood=["beta", "negative-binomial"],
+        tolerance=0.3,
+        n_candidates=8,
+        random_state=0,
+    )
+    with short_process_fits():
+        return model.fit(X, targets)

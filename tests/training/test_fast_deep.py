@@ -25,6 +25,7 @@ from winnowgp.training import (
     fit,
 )
 from winnowgp.training.adam import Minibatches
+from winnowgp.training.callbacks import SMALLER_MODEL
 from winnowgp.training.fast_deep import _DeepSteps, _Fitted, grow_candidates
 from winnowgp.training.goals import Goal
 from winnowgp.training.layer_training import LayerTraining
@@ -305,15 +306,19 @@ def test_grow_candidates_keeps_the_elbo() -> None:
 
 def test_fit_deep_smaller_models_are_a_frontier() -> None:
     data = step_data()
-    tolerance = 0.05
+    tolerance, seen = 0.05, []
     result = fit(
         started(data=data, K=12),
         data,
         schedule=schedule(
             Tolerance(tolerance), pre=60, post=60, rounds=2, smaller_models=2, predict_samples=8
         ),
+        callbacks=seen.append,
         generator=seeded(),
     )
+    # Each smaller model has all steps; the rounds of the selected one share them.
+    assert {p.steps for p in seen if p.phase == SMALLER_MODEL} == {60}
+    assert {p.steps for p in seen if p.phase == "post-train"} == {30}
     others = [(each.posterior, each.elbo) for each in result.allocations]
     models = sorted(
         [*others, (result.posterior, result.elbo)],

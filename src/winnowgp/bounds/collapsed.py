@@ -28,6 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
+from winnowgp.bounds.panels import add_gram, from_panels, whiten
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
@@ -235,8 +236,7 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
     chunk. The kernel is whitened once, by a solve before it is squared. Squaring first and
     whitening the sum from both sides multiplies the rounding error by cond(K_**). Whitening by
     products with an inverse is faster, but at a condition number of 1e18 it changes the bound by up
-    to 2e-4 (relative) with the inverse of L and by 5e-6 with inverses of its diagonal blocks of
-    thirty rows; a solve changes it by 3e-8.
+    to 2e-4 (relative); a solve changes it by 3e-8. See `panels.whiten` for a GPU.
 
     Args:
         L: factor of the candidates' covariance, jitter included.
@@ -244,18 +244,18 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
     """
     totals: list[list[Tensor]] = []
     for Kuf, kff, groups in chunks:
-        V = solve_lower(L, Kuf)
+        V = whiten(L, Kuf)
         if not totals:
             totals = [_empty_sums(L, Y.shape[1]) for Y, _ in groups]
         for total, (Y, weights) in zip(totals, groups, strict=True):
             scale = weights.sqrt()
             # In place where no other group needs V.
             own = V.mul_(scale) if len(groups) == 1 else V * scale
-            row_blocks.add_gram(total[0], own, own)
+            add_gram(total[0], own, own)
             total[1].addmm_(own, scale[:, None] * Y)
             total[2] = total[2] + (weights[:, None] * Y.square()).sum(0)
             total[3] = total[3] + weights @ kff
-    return tuple(t for C, *others in totals for t in (row_blocks.from_panels(C), *others))
+    return tuple(t for C, *others in totals for t in (from_panels(C), *others))
 
 
 def _empty_sums(L: Float[Tensor, "K K"], P: int) -> list[Tensor]:

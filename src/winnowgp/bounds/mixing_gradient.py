@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from winnowgp.bounds import row_blocks
+from winnowgp.bounds import panels, row_blocks
 from winnowgp.bounds.mixing import MixedTargets
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, parallel_map, solve_lower
@@ -201,7 +201,7 @@ class MixedChunks:
                     block = C[self.parts[q], self.parts[s]]
                     weighted = left if shared else left * own.A[:, q, s]
                     if q == s:
-                        row_blocks.add_gram(block, weighted, right)
+                        panels.add_gram(block, weighted, right)
                     else:
                         block.addmm_(weighted, right.mT)
                 for part, b in zip(self.parts, own.b.mT, strict=True):
@@ -209,7 +209,7 @@ class MixedChunks:
                 square, constant = square + own.square, constant + own.constant
                 A = own.A.diagonal(dim1=1, dim2=2).mT
                 diagonal, kff = diagonal + (A * chunk.kff).sum(), kff + chunk.kff.sum(1)
-            return row_blocks.from_panels(C), D, square, constant, diagonal, kff
+            return panels.from_panels(C), D, square, constant, diagonal, kff
 
         return self.summed(sums)
 
@@ -254,7 +254,7 @@ class MixedChunks:
         V = Kuf[0].new_empty(self.M, len(block))
         for q, (part, K) in enumerate(zip(self.parts, Kuf, strict=True)):
             if self.inverses:
-                V[part] = row_blocks.lower_product(self.inverses[q], K)
+                V[part] = panels.lower_product(self.inverses[q], K)
             else:
                 V[part] = solve_lower(self.L[q], K)
         kff = torch.stack([kernel.ff(block) for kernel in self.kernels])

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain, pairwise
+from math import ceil
 from typing import TypeAlias, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds.panels import lower_product, squared_columns
 from winnowgp.data import Dataset, Source
 from winnowgp.data.target_groups import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
@@ -25,10 +27,14 @@ CHUNK = 2048
 # On a GPU: many rows, so that kernels run longer than their launches take. At most so many rows,
 # since float32 sums over more of them lose digits; and so many elements of a matrix with one column
 # per row.
-_MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**26
+_MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**27
 # Groups that the blocks of a `Dataset` on a CPU are divided into, which threads may share; and the
 # number of inducing points from which products are large enough to be shared instead.
 _GROUPS, _MANY_POINTS = 8, 2048
+# Elements of V Vᵀ summed over rows, N · M², from which threads share a pass. Smaller passes take
+# milliseconds: two threads save a tenth of a fit with 64 points and 6,000 rows on a quiet machine,
+# and beside busy processes each pass waits until the scheduler runs the last of its threads.
+_SHARED = 2.5e8
 # Matrices of M by the rows of a block that a pass holds in memory at once.
 _MATRICES = 6
 # Bytes that may be kept between passes to save another evaluation of the kernel; on a GPU a quarter
@@ -37,9 +43,6 @@ KEEP = 2**29
 # Relative to the mean of diag K_uu. Part of the objective and of its gradient; with the 1e-12 of
 # `linalg.cholesky` the gradient for close inducing points is mostly rounding error.
 JITTER = 1e-8
-# Rows of a panel: of 40, 48 and 64 the fastest for most M from 100 to 508, on one core with MKL; on
-# an H200, of 48, 256 and all rows the fastest for M = 1024.
-PANEL, GPU_PANEL = 48, 256
 
 Sums: TypeAlias = tuple[Tensor, ...]
 """Sums over rows, which may be added over shards and processes."""
@@ -116,7 +119,11 @@ class RowBlocks:
             size: rows per block, instead of the size chosen for the device.
         """
         device = source.device if device is None else device
-        size = size or block_size(device, points, source.D)
+        if size is None:
+            size = block_size(device, points, source.D)
+            if device.type == "cuda":
+                # Blocks of equal length: a short last one would be slow for its rows.
+                size = ceil(source.N / ceil(max(source.N, 1) / size))
         groups = _GROUPS if device.type == "cpu" and points < _MANY_POINTS else 1
         return cls(source, device=device, size=size, groups=groups)
 
@@ -132,6 +139,10 @@ class RowBlocks:
 
     def __iter__(self) -> Iterator[RowBlock]:
         return chain.from_iterable(self.shards())
+
+    def worth_sharing(self, points: int) -> bool:
+        """Return whether a pass with so many inducing points is long enough for several threads."""
+        return float(self.N) * points**2 >= _SHARED
 
     def shards(self) -> Iterator[Iterable[RowBlock]]:
         """Iterate over shards: runs of rows whose sums are formed separately (`Source.shards`)."""
@@ -385,12 +396,13 @@ class WhitenedChunks:
     def summed(self, sums: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
         """Return sums over the rows of all processes; `sums` forms the sums of one shard.
 
-        Shards in memory are shared among threads if the kernel allows it.
+        Shards in memory are shared among threads if the kernel allows it and the pass is long.
         """
         if not self.blocks.in_memory:
             return self.blocks.summed(sums(shard) for shard in self._evaluated())
+        parallel = self.kernel.parallel and self.blocks.worth_sharing(len(self.L))
         try:
-            shards = parallel_map(sums, self._evaluated(), parallel=self.kernel.parallel)
+            shards = parallel_map(sums, self._evaluated(), parallel=parallel)
         except BaseException:
             # Chunks that were to be kept may be incomplete.
             self._shards = None
@@ -415,7 +427,7 @@ class WhitenedChunks:
         Kuf = self.kernel.uf(block).to(self.dtype)
         V = self._whitened(Kuf)
         # t_i is non-negative up to rounding.
-        t = (self.kernel.ff(block) - V.square().sum(0)).clamp_min(0)
+        t = (self.kernel.ff(block) - squared_columns(V)).clamp_min(0)
         return WhitenedChunk(block, Kuf, V, t)
 
     def _whitened(self, Kuf: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
@@ -434,44 +446,3 @@ def _recorded(
     for chunk in chunks:
         record.append(chunk)
         yield chunk
-
-
-# Products with triangular and symmetric matrices, in panels of rows.
-
-
-def panels(M: int, size: int = PANEL) -> list[slice]:
-    """Return row panels with which a general product skips most of the zeros of a triangle."""
-    return [slice(start, min(start + size, M)) for start in range(0, M, size)]
-
-
-def lower_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
-    """Return L A for a lower-triangular L."""
-    product = torch.empty_like(A)
-    for panel in _panels_of(A):
-        torch.mm(L[panel, : panel.stop], A[: panel.stop], out=product[panel])
-    return product
-
-
-def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:
-    """Add the symmetric A Vᵀ to the lower panels of `total`; finish with `from_panels`."""
-    for panel in _panels_of(V):
-        add_product(total[panel, : panel.stop], A[panel], V[: panel.stop].mT)
-
-
-def add_product(
-    total: Float[Tensor, "m n"], A: Float[Tensor, "m B"], C: Float[Tensor, "B n"]
-) -> None:
-    """Add A C to `total`, which may have a higher precision."""
-    if A.dtype == total.dtype:
-        total.addmm_(A, C)
-    else:
-        total.add_(A @ C)
-
-
-def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Return the symmetric matrix whose lower panels were summed."""
-    return total.tril() + total.tril(-1).mT
-
-
-def _panels_of(A: Float[Tensor, "M B"]) -> list[slice]:
-    return panels(len(A), GPU_PANEL if A.is_cuda else PANEL)

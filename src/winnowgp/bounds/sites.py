@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import row_blocks
+from winnowgp.bounds import panels, row_blocks
 from winnowgp.bounds.collapsed import Moments, optimal_posterior
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.typing import Scalar
@@ -80,7 +80,7 @@ class SiteSums:
             A = (
                 solve_lower(self.roots[p], chunk.V)
                 if inverse is None
-                else row_blocks.lower_product(inverse[p], chunk.V)
+                else panels.lower_product(inverse[p], chunk.V)
             )
             torch.sum(A.square_(), 0, out=variance[p])
         return (variance + chunk.t).mT
@@ -105,13 +105,13 @@ def site_sums(chunks: row_blocks.WhitenedChunks, sites: Sites) -> SiteSums:
         for chunk in shard:
             w = sites.precision[chunk.rows]
             for p in range(P):
-                row_blocks.add_gram(C[p], chunk.V * w[:, p], chunk.V)
+                panels.add_gram(C[p], chunk.V * w[:, p], chunk.V)
             D.addmm_(chunk.V, sites.linear[chunk.rows])
             unexplained += w.mT @ chunk.t
         return C, D, unexplained
 
     C, D, unexplained = chunks.summed(sums)
-    B = torch.stack([row_blocks.from_panels(c) for c in C])
+    B = torch.stack([panels.from_panels(c) for c in C])
     B.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return SiteSums(definite_cholesky(B), D, unexplained)
 

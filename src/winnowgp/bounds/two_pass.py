@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds import row_blocks
+from winnowgp.bounds import panels, row_blocks
 from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.data.target_groups import NoiseGroup, TargetGroup, noise_groups
 from winnowgp.linalg import definite_cholesky, half_log_det
@@ -103,7 +103,8 @@ def two_pass_bound(
     noise_gradient = gathered_noise(noise, [(t.group, t.noise_gradient) for t in terms])
     # ∂F/∂K_uu = −½ L⁻ᵀ [P(C/σ² − I + B⁻¹) + ββᵀ] L⁻¹
     inner = _total([term.inner for term in terms])
-    Kuu_gradient = -0.5 * (L_inverse.mT @ (inner @ L_inverse))
+    half = panels.upper_product(L_inverse, inner)
+    Kuu_gradient = panels.upper_product(L_inverse, half.mT).mul_(-0.5)
     if M := len(L_inverse):
         Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (row_blocks.JITTER / M))
     factors = [term.to(chunks.dtype) for term in terms]
@@ -197,8 +198,8 @@ class _GroupSums:
         self, sums: list[Tensor], chunk: Tensor, Y: Tensor, t: Tensor, w: Tensor | None
     ) -> None:
         V = chunk if w is None else chunk * w.to(chunk.dtype)
-        row_blocks.add_gram(sums[0], V, chunk)
-        row_blocks.add_product(sums[1], V, Y.to(V.dtype))
+        panels.add_gram(sums[0], V, chunk)
+        panels.add_product(sums[1], V, Y.to(V.dtype))
         square = Y.square() if w is None else w[:, None] * Y.square()
         sums[2] = sums[2] + (square.sum(0) if self.group.separate else square.sum())
         unit = 1.0 if self.group.separate else self.group.unit
@@ -206,13 +207,13 @@ class _GroupSums:
 
     def taken(self) -> row_blocks.Sums:
         C, *others = self.sums
-        taken = (row_blocks.from_panels(C), *others)
+        taken = (panels.from_panels(C), *others)
         if self.group.group.plain:
             return taken
         if not self.group.group.known:
             return (*taken, self.count)
         C, *others = self.slopes
-        slopes = (row_blocks.from_panels(C), *others)
+        slopes = (panels.from_panels(C), *others)
         return (*taken, self.count, self.log, self.log_slope, *slopes)
 
 
@@ -259,7 +260,7 @@ class _GroupTerm:
             own_trace = trace / noise if group.separate else trace
             P = own_d.shape[1]
             LB = definite_cholesky(eye + C / noise)
-            B_inverse = torch.cholesky_inverse(LB)
+            B_inverse = panels.inverse_of_factor(LB)
             beta = torch.cholesky_solve(own_d, LB) / noise
             residual = own_square - (own_d * beta).sum()
             log_det = count * (log(2 * pi) + noise.log())
@@ -289,7 +290,7 @@ class _GroupTerm:
             inner = torch.addmm(P * (C / noise - eye + B_inverse), beta, beta.mT)
             # ∂F/∂K_uf = L⁻ᵀ [(P I − P B⁻¹ − ββᵀ) V + β Yᵀ] / σ²
             middle = torch.addmm(P * eye - P * B_inverse, beta, beta.mT, alpha=-1)
-            middle = L_inverse.mT @ middle / noise
+            middle = panels.upper_product(L_inverse, middle).div_(noise)
             left = L_inverse.mT @ beta / noise
             parts.append((value, slope, inner, middle, left, beta, P / noise))
         value, slope, inner, middle, left, beta, precision = zip(*parts, strict=True)

@@ -17,6 +17,7 @@ from winnowgp.cli.demo import data, demo
 from winnowgp.cli.evaluate import compare, evaluate
 from winnowgp.cli.fit import fit
 from winnowgp.cli.inspect import frontier, info, resize
+from winnowgp.cli.messages import with_options
 from winnowgp.cli.options import process_name
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
@@ -123,7 +124,7 @@ def run(arguments: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else SUCCESS
     except (WinnowError, OSError) as error:
-        typer.echo(f"{process_name()}: {_one_line(error)}", err=True)
+        typer.echo(f"{process_name()}: {with_options(_one_line(error))}", err=True)
         return INVALID_INPUT
     except Exception as error:  # a mistake of ours, which a user sees as one line
         if os.environ.get("WINNOW_TRACEBACK"):
@@ -139,7 +140,7 @@ def run(arguments: list[str]) -> int:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     """Print a warning on one line of stderr."""
-    typer.echo(f"{process_name()}: {message}", err=True)
+    typer.echo(f"{process_name()}: {with_options(str(message))}", err=True)
 
 
 def _wait_passively() -> None:

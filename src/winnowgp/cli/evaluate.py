@@ -57,6 +57,7 @@ def evaluate(
     fitted, table = load_table_model(model), read_table(data, encoding=encoding)
     quality = evaluate_model(fitted, table)
     _note_missing_noise({model.name: fitted}, table)
+    _note_missing_targets(table, quality["rows"])
     if json:
         content = {
             "file": str(model),
@@ -98,6 +99,7 @@ def compare(
     table = read_table(data, encoding=encoding)
     measures = compare_models(a, b, table)
     _note_missing_noise({first.name: a, second.name: b}, table)
+    _note_missing_targets(table, measures[0].rows)
     if json:
         content = {
             "first": str(first),
@@ -130,6 +132,12 @@ def _note_missing_noise(models: "Mapping[str, TabularModel]", table: "DataTable"
                 "densities and intervals have the learnt noise only.",
                 err=True,
             )
+
+
+def _note_missing_targets(table: "DataTable", used: int) -> None:
+    """Say on stderr how many rows were left out because they have no target."""
+    if used < table.N:
+        typer.echo(f"note: {table.N - used} rows without a target were left out.", err=True)
 
 
 def _note_training_rows(

@@ -22,7 +22,12 @@ from winnowgp.cli.options import (
     is_main_process,
     launched,
 )
-from winnowgp.cli.outputs import fit_outputs, refuse_single_target_options
+from winnowgp.cli.outputs import (
+    fit_outputs,
+    refuse_single_target_options,
+    several_likelihoods,
+    target_likelihoods,
+)
 from winnowgp.errors import FitWarning, InputError
 
 if TYPE_CHECKING:
@@ -51,13 +56,15 @@ def fit(
     ),
     task: Annotated[str, typer.Option(help="auto, regression, classification or counts.")] = "auto",
     likelihood: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             help="auto: gaussian, or poisson for counts; heteroscedastic for noise that depends on "
             "the inputs, student-t or laplace for targets with outliers, poisson or "
-            "negative-binomial for counts, beta for proportions."
+            "negative-binomial for counts, beta for proportions. Of several targets: one for all "
+            "(gaussian by default), or TARGET=NAME for each; bernoulli for classes 0 and 1.",
+            show_default="auto",
         ),
-    ] = "auto",
+    ] = None,
     log_target: Annotated[
         bool,
         typer.Option(
@@ -266,6 +273,7 @@ def fit(
         if name is not None:
             used[option] = (name,)
     check_columns(data, used, encoding=encoding)
+    likelihoods = target_likelihoods(likelihood or [], target)
     if priors not in ("weak", "none"):
         raise InputError(f"`--priors` must be weak or none; got {priors!r}.")
     if checkpoint is None and checkpoint_every is not None:
@@ -284,7 +292,7 @@ def fit(
         warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
     if len(target) > 1:
-        single = {"--task": task == "auto", "--likelihood": likelihood in ("auto", "gaussian")}
+        single = {"--task": task == "auto"}
         single |= {"--log-target": not log_target, "--noise-column": noise_column is None}
         single |= {"--test-file": test_file is None, "--max-predict-us": max_predict_us is None}
         single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
@@ -313,6 +321,7 @@ def fit(
             alpha=alpha_value,
             tolerance=tolerance,
             max_points=max_points,
+            likelihood=several_likelihoods(likelihoods),
             seed=seed,
             device=device,
             checkpoint=_checkpoint(checkpoint, checkpoint_every),
@@ -322,7 +331,7 @@ def fit(
     test_table = None if test_file is None else read_table(test_file, encoding=encoding)
     options: dict[str, Any] = {
         "task": task,
-        "likelihood": likelihood,
+        "likelihood": likelihoods[target[0]],
         "log_target": log_target,
         "noise_column": noise_column,
         "split_by": split_by,

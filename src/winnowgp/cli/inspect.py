@@ -65,7 +65,8 @@ def frontier(
         if "allocations" in choice:
             _print_allocations(choice, choice["allocations"])
         else:
-            _print_frontier(choice)
+            unit = "observation" if outputs is None else "observed target"
+            _print_frontier(choice, unit=unit)
         if output is not None:
             typer.echo(f"plot: {output}")
 
@@ -110,7 +111,7 @@ def _frontier_json(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _print_frontier(choice: "Choice") -> None:
+def _print_frontier(choice: "Choice", *, unit: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -141,7 +142,7 @@ def _print_frontier(choice: "Choice") -> None:
         table.add_row(str(N), *row, "full GP")
     console = Console()
     console.print(table)
-    console.print("gap and held-out log density: nats per observation, of standardised targets")
+    console.print(f"gap and held-out log density: nats per {unit}, of standardised targets")
     if exact is not None:
         gain = max(exact - choice["bound"], 0.0) / N
         console.print(

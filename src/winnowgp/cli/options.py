@@ -160,7 +160,7 @@ def _other_model(path: Path, kind: str) -> InputError:
     if kind == "MultiOutputTable":
         return InputError(
             f"{path} holds a model of several targets, which `winnow predict`, `info`, `evaluate`, "
-            "`frontier`, `update` and `export` can use; fit one target for this command."
+            "`frontier`, `plot`, `update` and `export` can use; fit one target for this command."
         )
     return InputError(
         f"{path} holds a {kind}, saved from Python; the command line needs a file that "

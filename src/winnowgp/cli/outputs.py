@@ -1,7 +1,7 @@
 """Models of several targets on the command line: their fit, summary, quality and frontier."""
 
 import json as json_format
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,19 @@ import typer
 
 from winnowgp.errors import InputError
 
+_LIKELIHOODS = (
+    "gaussian",
+    "student-t",
+    "laplace",
+    "poisson",
+    "negative-binomial",
+    "beta",
+    "bernoulli",
+)
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from winnowgp.data import DataTable
     from winnowgp.report.summary import Choice
     from winnowgp.tabular import MultiOutputTable
@@ -94,6 +106,45 @@ def update_outputs(
         typer.echo(f"model: {output}")
 
 
+def target_likelihoods(options: Sequence[str], targets: Sequence[str]) -> dict[str, str]:
+    """Return the likelihood of each target from `--likelihood NAME` and `TARGET=NAME`.
+
+    >>> target_likelihoods(["poisson", "b=beta"], ["a", "b"])
+    {'a': 'poisson', 'b': 'beta'}
+    """
+    twice = [name for number, name in enumerate(targets) if name in targets[:number]]
+    if twice:
+        raise InputError(f"`--target` has {twice[0]!r} twice; give each target once.")
+    everywhere = [option for option in options if "=" not in option]
+    if len(everywhere) > 1:
+        raise InputError(
+            f"`--likelihood` of all targets was given twice, {' and '.join(everywhere[:2])}; give "
+            "one, or one for each target: `--likelihood TARGET=NAME`."
+        )
+    chosen = dict.fromkeys(targets, everywhere[0] if everywhere else "auto")
+    for option in options:
+        target, equal, name = option.rpartition("=")
+        if equal and target not in chosen:
+            raise InputError(
+                f"`--likelihood TARGET=NAME` must name a target, {', '.join(targets)}; got "
+                f"{target!r}."
+            )
+        if equal:
+            chosen[target] = name
+    return chosen
+
+
+def several_likelihoods(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return likelihoods that several targets can have; auto is Gaussian noise."""
+    for target, name in chosen.items():
+        if name not in ("auto", *_LIKELIHOODS):
+            raise InputError(
+                f"`--likelihood` of several targets must be one of {', '.join(_LIKELIHOODS)}; got "
+                f"{name!r} for {target!r}."
+            )
+    return {target: "gaussian" if name == "auto" else name for target, name in chosen.items()}
+
+
 def refuse_single_target_options(defaults: Mapping[str, bool]) -> None:
     """Raise an error if an option of models of one target was given.
 
@@ -125,6 +176,7 @@ def print_outputs(
         content = {
             "file": str(file),
             "targets": model.targets,
+            "likelihoods": likelihood_names(model),
             "inputs": names,
             "inducing_points": counts,
             "elbo_gap_nats_per_target": estimator.elbo_gap_,
@@ -139,21 +191,65 @@ def print_outputs(
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("targets", ", ".join(model.targets))
+    kinds = likelihood_names(model)
+    named = [
+        target if kind == "gaussian" else f"{target} ({kind})" for target, kind in kinds.items()
+    ]
+    table.add_row("targets", ", ".join(named))
     table.add_row("inputs", ", ".join(names))
     points = ", ".join(map(str, counts))
     table.add_row("processes", f"{len(counts)}, with {points} inducing points")
-    table.add_row("ELBO gap", f"{estimator.elbo_gap_:.4f} nats per observed target")
+    update = " of the last update" if "updates" in model.settings else ""
+    table.add_row("ELBO gap", f"{estimator.elbo_gap_:.4f} nats per observed target{update}")
     Console(markup=False).print(table)
     title = "Held-out rows" if folds is None else f"Mean of {folds} folds"
     if details:
         # A model file does not say how its quality was measured.
         title = "Rows that were not fitted"
+        if "updates" in model.settings:
+            title = "Rows held out of the last update, before the model learnt them too"
     print_output_quality(model.quality, title=title)
     if not details:
         typer.echo(f"model: {file}")
     for name, value in model.settings.items() if details else ():
         typer.echo(f"{name}: {value}")
+
+
+def likelihood_names(model: "MultiOutputTable") -> dict[str, str]:
+    """Return the name of the likelihood of each target."""
+    likelihood = model.estimator.likelihood
+    if isinstance(likelihood, str):
+        return dict.fromkeys(model.targets, likelihood)
+    names = [each if isinstance(each, str) else type(each).__name__ for each in likelihood]
+    return dict(zip(model.targets, names, strict=True))
+
+
+def outputs_plot(model: "MultiOutputTable", what: str) -> "Figure":
+    """Return a figure of the mixing matrix, or of the frontier."""
+    from matplotlib.figure import Figure
+
+    from winnowgp.cli.plot import frontier_plot
+    from winnowgp.plots import draw_mixing
+    from winnowgp.plots.style import plain, styled
+
+    if what == "frontier":
+        return frontier_plot(outputs_choice(model))
+    if what != "mixing":
+        raise InputError(
+            "`--what` must be mixing or frontier for a model of several targets; got "
+            f"{what!r}. Fit one target for other plots."
+        )
+    estimator = model.estimator
+    P, Q = estimator.mixing_.shape
+    with styled():
+        figure = Figure(figsize=(2.0 + 1.5 * Q, 1.4 + 0.45 * P))
+        draw_mixing(
+            estimator.mixing_.tolist(),
+            estimator.n_inducing_,
+            ax=figure.subplots(),
+            targets=[plain(target) for target in model.targets],
+        )
+    return figure
 
 
 def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: str) -> None:

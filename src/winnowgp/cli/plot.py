@@ -26,12 +26,20 @@ KINDS = (
     "trace",
     "calibration",
     "surface",
+    "mixing",
 )
 
 
 def plot(
     model: ModelFile,
-    what: Annotated[str, typer.Option("--what", help=f"One of {', '.join(KINDS)}.")] = "effects",
+    what: Annotated[
+        str | None,
+        typer.Option(
+            "--what",
+            help=f"One of {', '.join(KINDS)}. For several targets: mixing or frontier.",
+            show_default="effects, or mixing for several targets",
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where to save it (.png, .pdf, .svg).")
     ] = Path("winnow.png"),
@@ -43,26 +51,32 @@ def plot(
     quiet: Quiet = False,
 ) -> None:
     """Plot effects of columns, terms of a sum kernel, importance of columns, frontier, inclusion
-    probabilities, training history, calibration, or a surface over two numeric inputs.
+    probabilities, training history, calibration, or a surface over two numeric inputs; for several
+    targets the mixing of the processes.
 
     A model file does not contain its training rows; give their file with `--data` to show them on a
     surface.
     """
     checked_output(output, PICTURES)
-    if what not in KINDS:
+    if what is not None and what not in KINDS:
         raise InputError(f"`--what` must be one of {', '.join(KINDS)}; got {what!r}.")
     if data is not None and what != "surface":
         raise InputError("`--data` is for `--what surface`; leave it out.")
-    from winnowgp.cli.options import load_summary, load_table_model
+    from winnowgp.cli.options import load_outputs, load_summary, load_table_model
+    from winnowgp.cli.outputs import outputs_plot
     from winnowgp.data import read_table
     from winnowgp.plots.style import save_figure
 
-    if what == "surface":
+    if (outputs := load_outputs(model)) is not None:
+        figure = outputs_plot(outputs, what or "mixing")
+    elif what == "mixing":
+        raise InputError("`--what mixing` needs a model of several targets; plot effects instead.")
+    elif what == "surface":
         fitted = load_table_model(model)
         table = None if data is None else read_table(data, encoding=encoding)
         figure = _surface(fitted, table)
     else:
-        figure = _plot_of(load_summary(model), what)
+        figure = _plot_of(load_summary(model), what or "effects")
     save_figure(figure, output)
     if not quiet:
         typer.echo(f"plot: {output}")

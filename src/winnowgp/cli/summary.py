@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from winnowgp.cli.messages import with_options
 from winnowgp.report import Summary
 from winnowgp.report.sentences import counted, rounded, selection_lines
 from winnowgp.report.summary import ColumnSummary, Quality
@@ -200,7 +201,7 @@ def print_summary(summary: Summary) -> None:
         )
         table.add_row("noise", f"variances in column {column!r}; {learnt}")
     for label, sentence in selection_lines(summary["choice"]):
-        table.add_row(label, sentence)
+        table.add_row(label, with_options(sentence))
     table.add_row(
         "time",
         f"fit {summary['timings']['fit_s']:.1f} s, "
@@ -209,7 +210,8 @@ def print_summary(summary: Summary) -> None:
     console.print(table)
     console.print(_columns(summary))
     for alarm in summary["alarms"]:
-        console.print(f"note: {alarm['message']}", style="bold", soft_wrap=True, highlight=False)
+        note = f"note: {with_options(alarm['message'])}"
+        console.print(note, style="bold", soft_wrap=True, highlight=False)
     if quality is None:
         if summary["choice"]["resized_from"] is not None and _held_out(summary):
             console.print(

@@ -103,8 +103,13 @@ class TableEncoder:
         """Raise an error that names the columns of the training table that a table lacks."""
         absent = [c.name for c in self.columns if c.name not in table.values]
         if absent:
-            shown = ", ".join(repr(name) for name in absent[:12])
-            raise InputError(f"the table lacks columns that the model was fitted with: {shown}.")
+            lacks, has = (
+                ", ".join(repr(name) for name in names[:12]) for names in (absent, table.names)
+            )
+            raise InputError(
+                f"the table lacks columns that the model was fitted with: {lacks}; it has {has}. "
+                "Add them, or rename columns as in the training table."
+            )
 
     def unseen(self, table: DataTable) -> dict[str, list[str]]:
         """Return the categories of each column that were not in the training table."""

@@ -143,8 +143,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
         samples: number of samples propagated per row in each step.
         predict_samples: number of samples propagated per row in predictions.
         smaller_models: with a `tolerance` and the fast schedule, number of smaller models that are
-            trained after the selected one, each with four times the ELBO gap of the one before;
-            `resized` returns them.
+            trained after the selected one, each for the steps of the last phase and with four times
+            the ELBO gap of the one before; `resized` returns them.
 
     Attributes:
         n_inducing_: number of inducing points of each layer.

@@ -1,8 +1,9 @@
 """Regressors of several processes that learn from rows in batches: `partial_fit`."""
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,10 +11,19 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.processes import ProcessEstimator
-from winnowgp.models import MultiOutputPosterior, greedy_variance
+from winnowgp.models import (
+    FidelityModel,
+    FidelityPosterior,
+    MultiOutputPosterior,
+    NonlinearFidelityPosterior,
+    ProcessMixture,
+    greedy_variance,
+)
 from winnowgp.models.process_stream import ProcessStream
-from winnowgp.selection import elimination_frontier
+from winnowgp.selection import Frontier, SizeFrontier, elimination_frontier
 from winnowgp.training import MaxPoints, Tolerance
+
+Function: TypeAlias = MultiOutputPosterior | ProcessMixture
 
 # Fresh candidates of a process: at least so many, and as many as it has points.
 _FRESH = 32
@@ -31,9 +41,11 @@ class StreamedProcesses(ProcessEstimator, ABC):
         Earlier rows are not needed. Inducing points of each process are added where the rows need
         them, and dropped where they are no longer needed: both are priced in nats by the streaming
         bound (Bui et al. 2017), and `tolerance` is per target of the new rows. Hyper-parameters,
-        mixing, noise and scaling stay those of the first call, and so do attributes such as
-        `elbo_`, `frontier_` and `candidates_`. For Gaussian noise. O(M² N + M³) for N rows and the
-        M inducing points of all processes.
+        mixing, noise and scaling stay those of the first call, and so do `candidates_` and
+        `inclusion_`. `elbo_`, `elbo_gap_` and `frontier_` are those of the streaming bound of the
+        last batch, given what the posterior holds of earlier rows. O(M² N + M³) for N rows and the
+        M inducing points of all processes; O(M² N P) for P targets of other likelihoods than
+        Gaussian noise.
 
         Args:
             X: inputs `[N D]`.
@@ -56,19 +68,73 @@ class StreamedProcesses(ProcessEstimator, ABC):
         limit = None if params.max_points is None else MaxPoints(params.max_points)
         goal = Tolerance(0.01 if params.tolerance is None else params.tolerance, limit=limit)
         posterior = self.posterior_
+
+        searches: dict[Function, tuple[Frontier, int]] = {}
+
+        def update(function: Function, batch: Dataset) -> Function:
+            updated, frontier, size = _updated(function, batch, goal)
+            searches[function] = frontier, size
+            return updated
+
         for batch in rows.chunks(_ROWS):
-            posterior = _updated(posterior, batch, goal)
+            searches.clear()
+            functions = _functions(posterior)
+            if isinstance(posterior, FidelityModel):
+                posterior = posterior.updated(batch, update)
+            else:
+                posterior = update(posterior, batch)
+            self._set_searches([searches.get(each) for each in functions])
         self.posterior_ = posterior
         self._set_processes()
         return self
 
+    def _set_searches(self, searches: Sequence[tuple[Frontier, int] | None]) -> None:
+        """Set what the searches of a batch have found; None for functions without rows."""
+        found = [search for search in searches if search is not None]
+        nats = [frontier.bounds[size].item() for frontier, size in found]
+        count = sum(frontier.N for frontier, _ in found)
+        self.elbo_ = sum(nats)
+        best = sum(frontier.bounds.max().item() for frontier, _ in found)
+        self.elbo_gap_ = (best - self.elbo_) / count
+        if not isinstance(self.frontier_, tuple):
+            self.frontier_ = SizeFrontier.of(found[0][0], N=count)
+            return
+        self.frontier_ = tuple(
+            before if search is None else SizeFrontier.of(search[0], N=search[0].N)
+            for before, search in zip(self.frontier_, searches, strict=True)
+        )
+
+
+def _functions(posterior: Function | FidelityModel) -> list[Function]:
+    """Return the functions that rows update, each with a search of its own."""
+    if isinstance(posterior, NonlinearFidelityPosterior):
+        return list(posterior.functions)
+    return [posterior.function if isinstance(posterior, FidelityPosterior) else posterior]
+
 
 @torch.no_grad()
-def _updated(posterior: MultiOutputPosterior, rows: Dataset, goal: Tolerance) -> Any:
-    stream = ProcessStream.of(posterior, rows, _fresh(posterior, rows))
+def _updated(function: Function, rows: Dataset, goal: Tolerance) -> tuple[Function, Frontier, int]:
+    """Return a posterior after more rows, the frontier of the search, and the number it selects.
+
+    A mixture has the inducing points that suit its mode.
+    """
+    mode = function.mode if isinstance(function, ProcessMixture) else function
+    fresh = _fresh(mode, rows)
+    stream = ProcessStream.of(mode, rows, fresh)
     frontier = elimination_frontier(stream.statistics())
     size = goal.size(frontier, reference=frontier.bounds.max().item())
-    return stream.selected(frontier.masks[size])
+    mask = frontier.masks[size]
+    if not isinstance(function, ProcessMixture):
+        return stream.selected(mask), frontier, size
+    members = [ProcessStream.of(member, rows, fresh) for member in function.members]
+    # All candidates explain the rows to members with any lengthscale.
+    nats = torch.stack([member.posterior.log_predictive(rows) for member in members])
+    mixture = ProcessMixture(
+        stream.selected(mask),
+        [member.selected(mask) for member in members],
+        member_weights=(function.member_weights.log() + nats).softmax(0),
+    )
+    return mixture, frontier, size
 
 
 def _fresh(posterior: MultiOutputPosterior, rows: Dataset) -> list[Tensor]:

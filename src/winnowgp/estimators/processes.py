@@ -9,8 +9,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from sklearn.utils import Tags
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
-from winnowgp.models.likelihoods import copy_likelihood
+from winnowgp.models.likelihoods import copy_likelihood, is_plain
 from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.training.checkpoint import CheckpointLog
@@ -55,6 +57,19 @@ def _likelihood(name: str, value: Any) -> Likelihood:
         return copy_likelihood(validation.likelihood_from(value))
     except InputError as error:
         raise InputError(str(error).replace("beta ", "beta, bernoulli ", 1)) from None
+
+
+def _is_learnt_noise(likelihood: Likelihood) -> bool:
+    """Return whether a likelihood is Gaussian noise of a variance that is learnt without limits."""
+    if not is_plain(likelihood, GaussianLikelihood):
+        return False
+    noise = likelihood.noise_covar
+    if not isinstance(noise, HomoskedasticNoise) or list(noise.named_priors()):
+        return False
+    limit = noise.raw_noise_constraint
+    # GPyTorch's own limit is 1e-4.
+    learnt = noise.raw_noise.requires_grad and type(limit) is GreaterThan
+    return learnt and float(limit.lower_bound) <= 1e-4
 
 
 def _only(choice: Any) -> validation.Constraint:
@@ -290,8 +305,11 @@ class ProcessEstimator(NumericTargets, ABC):
             raise InputError(
                 f"`likelihood` must have an entry for each of {data.P} targets; got {len(parts)}."
             )
-        if isinstance(parts, list) or self.likelihood != "gaussian":
-            parts = parts if isinstance(parts, list) else [parts] * data.P
+        parts = parts if isinstance(parts, list) else [parts] * data.P
+        if all(map(_is_learnt_noise, parts)):
+            # Gaussian noise of all targets needs no sites.
+            params.likelihood = validation.likelihood_from("gaussian")
+        else:
             params.likelihood = copy_likelihood(TargetLikelihoods(parts))
         super()._check_targets(params, data)
 

@@ -239,10 +239,17 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
     M, frontier = estimator.n_inducing_, estimator.frontier_
     few = frontier is not None and frontier.N < _TOO_FEW_ROWS
-    if M == 0 and (few or _has_no_noise(estimator)):
-        return []  # Of so few rows, or of a constant target, a constant is the model to expect.
     if M == 0 and not isinstance(estimator.posterior_.mean, ZeroMean | ConstantMean):
         return []  # The mean alone explains the target.
+    if M == 0 and _has_no_noise(estimator):
+        return [
+            NoInducingPointsWarning(
+                "the target has the same value in all training rows: the model predicts it for "
+                "every row. Check the target, or add rows with other values."
+            )
+        ]
+    if M == 0 and few:
+        return []  # Of so few rows, a constant is the model to expect.
     if M == 0:
         constant = "no inducing points were selected: the model predicts the same for every row"
         if estimator.alpha != "auto":

@@ -235,7 +235,7 @@ class SparseEstimator(BaseGP, ABC):
             sizes = ", ".join(map(str, self.available_sizes_))
             raise InputError(
                 f"`points` must be one of the sizes that the fit kept, {sizes}; got {points!r}. "
-                "For another size, fit again with a limit (`max_points`, or `--max-points`)."
+                "For another size, fit again with `max_points`."
             )
         resized = copy(self)
         if points in models:

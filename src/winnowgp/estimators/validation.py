@@ -332,9 +332,12 @@ def device_from(name: str, value: Any) -> torch.device:
         device = torch.device(value)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        # PyTorch answers an unknown name with a list of all that any machine may have.
+        why = str(error).splitlines()[0]
+        reason = "." if why.startswith("Expected one of") else f": {why}"
         raise InputError(
             f"`{name}` must be a device of this machine, such as 'cpu' or 'cuda', or 'auto'; got "
-            f"{value!r}: {str(error).splitlines()[0]}"
+            f"{value!r}{reason}"
         ) from error
     return device
 

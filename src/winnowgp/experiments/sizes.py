@@ -455,8 +455,8 @@ def draw_levels(
 def draw_level(level: Level, column: str, *, ax: Axes, align: bool = False) -> None:
     """Draw fixed sizes as a grey curve with the range over seeds, and procedures in colour.
 
-    The dashed line of a procedure is its mean size; each marker is one of its sets, of seeds that
-    have a curve if seeds are aligned.
+    The dashed line of a procedure is its mean size; each marker is one of its sets. If seeds are
+    aligned, those without a curve are left out, unless no seed has one.
     """
     sizes, curves = level.curves(column)
     offsets = level.offsets(column) if align else {}
@@ -476,7 +476,7 @@ def draw_level(level: Level, column: str, *, ax: Axes, align: bool = False) -> N
         if not rows:
             continue
         ax.axvline(fmean(level.sizes(kind).values()), color=colour, linestyle="--", linewidth=1)
-        shown = [row for row in rows if not align or row["seed"] in offsets]
+        shown = [row for row in rows if not offsets or row["seed"] in offsets]
         ax.scatter(
             [size for row in shown for size in row["kept"]],
             [value - offsets.get(row["seed"], 0.0) for row in shown for value in row[column]],

@@ -215,7 +215,9 @@ def _nonlinear_fidelity_posterior(
 ) -> models.NonlinearFidelityPosterior:
     widths = [each.mode.Z.shape[1] for each in functions]
     same = len(functions) == len(levels) == len(shift) == len(scale) > 0
-    if not same or {w - 1 for w in widths[1:]} - {widths[0]} or not bool((levels.diff() > 0).all()):
+    # All fidelities below are inputs; only the next one in files of earlier versions.
+    wrong = any(w - widths[0] not in (1, t) for t, w in enumerate(widths[1:], 1))
+    if not same or wrong or not bool((levels.diff() > 0).all()):
         raise ModelFileError("the parts of a NonlinearFidelityPosterior do not fit together")
     return models.NonlinearFidelityPosterior(
         functions, column=column, levels=levels, shift=shift, scale=scale

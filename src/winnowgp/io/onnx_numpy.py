@@ -17,7 +17,20 @@ OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
 
 _AXES = {-1: "winnowgp/last", 1: "winnowgp/second"}
 
-_SAME = ("Add", "Sub", "Mul", "Div", "MatMul", "Exp", "Sqrt", "Sin", "Pow", "Max", "Softplus")
+_SAME = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "MatMul",
+    "Exp",
+    "Sqrt",
+    "Sin",
+    "Pow",
+    "Max",
+    "Softplus",
+    "Sigmoid",
+)
 
 
 def save_onnx(program: Program, path: Path) -> Path:
@@ -54,11 +67,11 @@ def save_onnx(program: Program, path: Path) -> Path:
         nodes.append(helper.make_node("Identity", [values[value]], [name]))
         shape = ["N"] if width is None else ["N", width]
         outputs.append(helper.make_tensor_value_info(name, TensorProto.DOUBLE, shape))
-    numbers = {n: c for n, c in program.constants.items() if c.dtype != object}
-    initializers = [numpy_helper.from_array(c, values[n]) for n, c in numbers.items()]
-    initializers += [
-        numpy_helper.from_array(np.array([axis], dtype=np.int64), _AXES[axis]) for axis in _AXES
-    ]
+    arrays = {values[n]: c for n, c in program.constants.items() if c.dtype != object}
+    arrays |= {name: np.array([axis], dtype=np.int64) for axis, name in _AXES.items()}
+    # Runtimes warn of others, such as the widths of `Reshape`.
+    used = {name for node in nodes for name in node.input}
+    initializers = [numpy_helper.from_array(c, n) for n, c in arrays.items() if n in used]
     graph = helper.make_graph(nodes, "winnowgp", inputs, outputs, initializers)
     model = helper.make_model(
         graph,
@@ -100,6 +113,23 @@ def _nodes(helper: Any, step: Step, program: Program, values: dict[str, str]) ->
     if step.op == "Filled":
         nan = helper.make_node("IsNaN", inputs[:1], [f"{out}_nan"])
         return [nan, helper.make_node("Where", [f"{out}_nan", inputs[1], inputs[0]], [out])]
+    if step.op == "Reshape":
+        shape = [-1, int(program.constants[step.inputs[1]])]
+        return [
+            helper.make_node("Constant", [], [f"{out}_shape"], value_ints=shape),
+            helper.make_node("Reshape", [inputs[0], f"{out}_shape"], [out]),
+        ]
+    if step.op == "Indicator":
+        # One where the column has a level; NaN in all columns where it has none of them.
+        nan = helper.make_tensor(f"{out}_nv", 11, [], [float("nan")])
+        return [
+            helper.make_node("Equal", inputs, [f"{out}_equal"]),
+            helper.make_node("Cast", [f"{out}_equal"], [f"{out}_one"], to=11),
+            helper.make_node("ReduceSum", [f"{out}_one", _AXES[-1]], [f"{out}_sum"], keepdims=1),
+            helper.make_node("Cast", [f"{out}_sum"], [f"{out}_known"], to=9),
+            helper.make_node("Constant", [], [f"{out}_nan"], value=nan),
+            helper.make_node("Where", [f"{out}_known", f"{out}_one", f"{out}_nan"], [out]),
+        ]
     if step.op == "OneHot":
         categories = [str(category) for category in program.constants[step.inputs[1]]]
         hot = helper.make_node(
@@ -143,12 +173,15 @@ _OPS = {
     "Sqrt": "np.sqrt({0})",
     "Sin": "np.sin({0})",
     "Softplus": "np.logaddexp(0.0, {0})",
+    "Sigmoid": "np.exp(-np.logaddexp(0.0, -{0}))",
     "Softmax": "_softmax({0})",
     "Ndtr": "_ndtr({0})",
     "RowSum": "{0}.sum(-1, keepdims=True)",
     "Mean1": "{0}.mean(1)",
     "Unsqueeze1": "{0}[:, None]",
     "Squeeze1": "{0}[:, 0]",
+    "Reshape": "{0}.reshape(-1, int({1}))",
+    "Indicator": "_indicator({0}, {1})",
     "Missing": "np.isnan({0}).astype(float)",
     "Filled": "np.where(np.isnan({0}), {1}, {0})",
     "OneHot": "_one_hot({0}, {1})",
@@ -171,7 +204,7 @@ import math
 import numpy as np
 
 ABOUT = {facts}
-ROWS = 4096  # per chunk, to limit memory
+ROWS = {rows}  # per chunk, to limit memory
 
 
 def predict(data):
@@ -231,6 +264,11 @@ def _one_hot(strings, categories):
     return (indices[:, None] == np.arange(len(categories))).astype(float)
 
 
+def _indicator(column, levels):
+    equal = (column == levels).astype(float)
+    return np.where(equal.any(1, keepdims=True), equal, np.nan)
+
+
 def _ndtr(z):
     return 0.5 * np.vectorize(math.erfc, otypes=[float])(-z / math.sqrt(2))
 
@@ -288,6 +326,7 @@ def numpy_source(program: Program, module: str) -> str:
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),
         facts=repr(program.metadata),
+        rows=program.rows,
         data="an array" if single else "a dictionary of columns",
         columns="[" + ", ".join(columns) + "]",
         names=list(program.outputs),

@@ -66,7 +66,7 @@ class BoxKernel(Kernel):
     ) -> Tensor:
         """Return the covariances of averages; only the diagonal on request."""
         del last_dim_is_batch, params
-        (a, weights), (b, _) = self._nodes(x1), self._nodes(x2)
+        (a, weights), (b, _) = self.box_nodes(x1), self.box_nodes(x2)
         if diag:
             pairs = covariance(self.base_kernel, a, b)
             return torch.einsum("g,...gh,h->...", weights, pairs, weights)
@@ -75,7 +75,7 @@ class BoxKernel(Kernel):
         K = K.reshape(*K.shape[:-2], x1.shape[-2], G, x2.shape[-2], G)
         return torch.einsum("g,...rgch,h->...rc", weights, K, weights)
 
-    def _nodes(self, X: Float[Tensor, "*S N D"]) -> tuple[Tensor, Float[Tensor, " G"]]:
+    def box_nodes(self, X: Float[Tensor, "*S N D"]) -> tuple[Tensor, Float[Tensor, " G"]]:
         """Return the nodes of each box `[*S N G d]`, and their weights, which sum to one."""
         D = X.shape[-1]
         columns = [d for d in range(D) if d not in self.widths]

@@ -16,7 +16,8 @@ from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums, add_product
+from winnowgp.bounds.panels import add_product
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.models.autograd_chunks import AutogradChunks
 from winnowgp.models.kernels import RadialProfile, on_columns, stationary_form
 from winnowgp.typing import Scalar
@@ -193,7 +194,10 @@ class StationaryChunks(ChunkedKernel):
     def pull_uf(
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
     ) -> None:
-        P = cotangent.mul_(Kuf)
+        self.pull_log(block, cotangent.mul_(Kuf))
+
+    def pull_log(self, block: RowBlock, P: Float[Tensor, "M B"]) -> None:
+        """Add the pull-back of P = ∂F/∂log K_uf = ∂F/∂K_uf ∘ K_uf of a block; overwrites P."""
         self._pulled_log_s += P.sum(1).to(self._Z.dtype).sum()
         W = self._profile.weigh_(P, lambda: self._u(block).to(P.dtype))
         add_product(self._pulled, W, block.features.to(W.dtype))
@@ -308,8 +312,8 @@ class LinearChunks(ChunkedKernel):
 class _CombinedChunks(ChunkedKernel):
     """Several kernels at the same inducing points, combined entry by entry.
 
-    The gradient has the parameters of each kernel in turn, then Z. A pull-back evaluates their
-    blocks again, since only the combined block was kept.
+    The gradient has the parameters of each kernel in turn, then Z. A pull-back evaluates the blocks
+    it needs again, since only the combined block was kept.
 
     Args:
         parts: the kernels, whose last gradient is that of Z.
@@ -341,13 +345,6 @@ class _CombinedChunks(ChunkedKernel):
     def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
         return self._combined([part.ff(block) for part in self._parts])
 
-    def pull_uf(
-        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
-    ) -> None:
-        blocks = self._blocks(block, cotangent.dtype)
-        for index, part in enumerate(self._parts):
-            part.pull_uf(block, self._cotangent(index, cotangent, blocks), blocks[index])
-
     def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
         variances = [part.ff(block) for part in self._parts]
         for index, part in enumerate(self._parts):
@@ -376,6 +373,12 @@ class _CombinedChunks(ChunkedKernel):
 class SummedChunks(_CombinedChunks):
     """A sum of kernels at the same inducing points."""
 
+    def pull_uf(
+        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
+    ) -> None:
+        for part in self._parts:
+            part.pull_uf(block, cotangent.clone(), part.uf(block).to(cotangent.dtype))
+
     def _combined(self, entries: Sequence[Tensor]) -> Tensor:
         return reduce(torch.add, entries)
 
@@ -385,7 +388,24 @@ class SummedChunks(_CombinedChunks):
 
 @final
 class ProductChunks(_CombinedChunks):
-    """A product of kernels at the same inducing points: ∂(Π_j k_j)/∂k_i = Π_{j≠i} k_j."""
+    """A product of kernels at the same inducing points: ∂(Π_j k_j)/∂k_i = Π_{j≠i} k_j.
+
+    The logarithms of all factors have one cotangent, ∂F/∂k ∘ k, from which a stationary one is
+    differentiated without being evaluated again.
+    """
+
+    def pull_uf(
+        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
+    ) -> None:
+        stationary = [part for part in self._parts if isinstance(part, StationaryChunks)]
+        if len(stationary) < len(self._parts):
+            blocks = self._blocks(block, cotangent.dtype)
+            for index, part in enumerate(self._parts):
+                if not isinstance(part, StationaryChunks):
+                    part.pull_uf(block, self._cotangent(index, cotangent, blocks), blocks[index])
+        P = cotangent.mul_(Kuf)
+        for part in stationary:
+            part.pull_log(block, P.clone())
 
     def _combined(self, entries: Sequence[Tensor]) -> Tensor:
         return reduce(torch.mul, entries)

@@ -5,8 +5,8 @@ fidelity leave uncertain, and for a nonlinear relation also over the values of t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -21,6 +21,11 @@ from winnowgp.models.multi_output_posterior import MultiOutputPosterior, Process
 from winnowgp.models.observations import LEAST_NOISE, Prediction, gaussian_noise, target_noise
 from winnowgp.models.quadrature import standard_deviation
 from winnowgp.models.quantiles import gaussian_quantiles
+
+Update: TypeAlias = Callable[
+    [MultiOutputPosterior | ProcessMixture, Dataset], MultiOutputPosterior | ProcessMixture
+]
+"""A function that returns a posterior after more rows."""
 
 # Gaussians of the mixture that predicts a nonlinear relation.
 _COMPONENTS = 64
@@ -57,8 +62,17 @@ class FidelityModel(nn.Module, ABC):
         """Weights of the Gaussians that a prediction mixes."""
 
     @abstractmethod
+    def updated(self, data: Dataset, update: Update) -> "FidelityModel":
+        """Return the posterior whose functions have learnt from more rows of any fidelity.
+
+        Args:
+            data: the rows, whose inputs have the column of the fidelity.
+            update: returns a function after rows that concern it.
+        """
+
     def condition_on(self, data: Dataset) -> "FidelityModel":
-        """Return the posterior after more rows of any fidelity."""
+        """Return the posterior after more rows of any fidelity, with the same inducing points."""
+        return self.updated(data, lambda function, rows: function.condition_on(rows))
 
     @abstractmethod
     def _components(
@@ -196,13 +210,13 @@ class FidelityPosterior(FidelityModel):
             return self.function.member_weights
         return self.function.mixing.new_ones(1)
 
-    def condition_on(self, data: Dataset) -> "FidelityPosterior":
-        """Return the posterior after more rows of any fidelity; see `MultiOutputPosterior`."""
+    def updated(self, data: Dataset, update: Update) -> "FidelityPosterior":
+        """Return the posterior whose function has learnt from more rows of any fidelity."""
         inputs, level = self._divided(data.X)
         Y = data.Y.new_full((data.N, len(self.levels)), torch.nan).scatter(1, level, data.Y)
         noise = None if data.noise is None else data.noise.expand(Y.shape)
-        updated = self.function.condition_on(Dataset(inputs, Y, data.weights, noise))
-        return FidelityPosterior(updated, column=self.column, levels=self.levels)
+        function = update(self.function, Dataset(inputs, Y, data.weights, noise))
+        return FidelityPosterior(function, column=self.column, levels=self.levels)
 
     def _components(
         self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
@@ -216,18 +230,19 @@ class FidelityPosterior(FidelityModel):
 
 @final
 class NonlinearFidelityPosterior(FidelityModel):
-    """Fidelities that are functions of the next lower one (Perdikaris et al. 2017).
+    """Fidelities that are functions of the lower ones (after Perdikaris et al. 2017).
 
-        f_0 = g_0(x),   f_t = g_t(x, f_{t−1}(x))
+        f_0 = g_0(x),   f_t = g_t(x, f_0(x), …, f_{t−1}(x))
 
-    The value of the lower fidelity is uncertain, and g_t is not linear in it: predictions are
+    The values of lower fidelities are uncertain, and g_t is not linear in them: predictions are
     mixtures of 64 Gaussians. Each follows one value of every lower fidelity upwards, and draws the
     hyper-parameters of every g_t from its mixture. The draws are quasi-random (Sobol) and the same
     for every row and call.
 
     Args:
         functions: g_t of each fidelity, for targets that were standardised fidelity by fidelity;
-            the last input column of all but the first is the standardised f_{t−1}.
+            the last t input columns of g_t are the standardised f_0, …, f_{t−1}. Functions with one
+            such column have f_{t−1} alone.
         column: the column of the inputs that is the fidelity.
         levels: values of this column, in ascending order, one for each function.
         shift: subtracted from the targets of each fidelity.
@@ -278,11 +293,11 @@ class NonlinearFidelityPosterior(FidelityModel):
         """Equal weights."""
         return self.shift.new_full((_COMPONENTS,), 1 / _COMPONENTS)
 
-    def condition_on(self, data: Dataset) -> "NonlinearFidelityPosterior":
-        """Return the posterior after more rows of any fidelity.
+    def updated(self, data: Dataset, update: Update) -> "NonlinearFidelityPosterior":
+        """Return the posterior whose functions have learnt from more rows of any fidelity.
 
-        Rows update the function of their own fidelity, from the lowest upwards, at the mean of the
-        fidelity below. What higher fidelities learnt from earlier rows stays as it was.
+        Rows update the function of their own fidelity, from the lowest upwards, at the means of the
+        fidelities below. What higher fidelities learnt from earlier rows stays as it was.
         """
         inputs, level = self._divided(data.X)
         functions = self.functions
@@ -294,7 +309,9 @@ class NonlinearFidelityPosterior(FidelityModel):
             Y = (data.Y[rows] - self.shift[t]) / self.scale[t]
             noise = None if data.noise is None else data.noise[rows] / self.scale[t].square()
             weights = None if data.weights is None else data.weights[rows]
-            functions[t] = functions[t].condition_on(Dataset(X, Y, weights, noise))
+            changed = update(functions[t], Dataset(X, Y, weights, noise))
+            assert isinstance(changed, ProcessMixture)
+            functions[t] = changed
         return NonlinearFidelityPosterior(
             functions, column=self.column, levels=self.levels, shift=self.shift, scale=self.scale
         )
@@ -303,7 +320,7 @@ class NonlinearFidelityPosterior(FidelityModel):
         self, inputs: Float[Tensor, "N d"], level: int, *, observed: bool
     ) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
         functions = self.functions[: level + 1]
-        mean, variance = _followed(functions, inputs, self.uniform, observed=observed)
+        mean, variance = _followed(functions, inputs, self.uniform, observed=observed)[-1]
         scale = self.scale[level]
         return scale * mean + self.shift[level], scale.square() * variance
 
@@ -312,7 +329,7 @@ class NonlinearFidelityPosterior(FidelityModel):
 def chain_inputs(
     functions: Sequence[ProcessMixture], X: Float[Tensor, "N d"]
 ) -> Float[Tensor, "N _"]:
-    """Return the inputs of the next fidelity: X and the mean of the last of the functions.
+    """Return the inputs of the next fidelity: X and the means of all functions below.
 
     Args:
         functions: the functions g_t of all lower fidelities; X is returned if there are none.
@@ -326,8 +343,8 @@ def chain_inputs(
         shift=X.new_zeros(len(functions)),
         scale=X.new_ones(len(functions)),
     )
-    mean = _followed(functions, X, below.uniform, observed=False)[0].mean(0)
-    return torch.cat([X, mean[:, None]], 1)
+    each = _followed(functions, X, below.uniform, observed=False)
+    return torch.cat([X, *(mean.mean(0)[:, None] for mean, _ in each)], 1)
 
 
 def _followed(
@@ -336,23 +353,27 @@ def _followed(
     uniform: Float[Tensor, "S U"],
     *,
     observed: bool,
-) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]:
-    """Return means and variances of the last function, along S values of the ones before.
+) -> list[tuple[Float[Tensor, "S N"], Float[Tensor, "S N"]]]:
+    """Return means and variances of each function, along S values of the ones before.
 
     Args:
         uniform: numbers that choose members, one column for each function, and then values.
+        observed: whether those of the last function are of observations.
     """
     S, N = len(uniform), len(X)
-    inputs, f = X.expand(S, -1, -1), X.new_zeros(S, N)
-    mean = variance = f
+    values: list[Tensor] = []
+    results: list[tuple[Tensor, Tensor]] = []
     for t, function in enumerate(functions):
         if t:
+            mean, variance = results[-1]
             normal = torch.special.ndtri(uniform[:, uniform.shape[1] // 2 + t - 1])
-            f = mean + standard_deviation(variance) * normal[:, None]
-            inputs = torch.cat([X.expand(S, -1, -1), f[..., None]], 2)
-        ends = function.member_weights.cumsum(0)[:-1]
-        member = torch.searchsorted(ends, uniform[:, t].contiguous())
-        mean, variance = torch.zeros_like(f), torch.zeros_like(f)
+            values.append(mean + standard_deviation(variance) * normal[:, None])
+        # Functions of earlier versions have the next lower fidelity only.
+        below = function.mode.inducing_points[0].shape[1] - X.shape[1]
+        lower = [f[..., None] for f in values[len(values) - below :]]
+        inputs = torch.cat([X.expand(S, -1, -1), *lower], 2)
+        member = function.member_of(uniform[:, t])
+        mean, variance = X.new_zeros(S, N), X.new_zeros(S, N)
         for number in member.unique().tolist():
             own = member == number
             # Without a lower fidelity the rows of all draws are equal.
@@ -360,4 +381,5 @@ def _followed(
             noisy = observed and t == len(functions) - 1
             y = function.members[number].predict(rows.flatten(0, 1), observed=noisy)
             mean[own], variance[own] = y.mean.view(-1, N), y.variance.view(-1, N)
-    return mean, variance
+        results.append((mean, variance))
+    return results

@@ -1,13 +1,14 @@
 """Predictions of several targets from the joint posterior of several processes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds.collapsed import Moments
@@ -15,6 +16,7 @@ from winnowgp.bounds.mixing import MixedTargets, mixed_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
+from winnowgp.models.conditioned_sites import ConditionedSites, conditioned_sites
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
 from winnowgp.models.observations import Prediction, target_noise
@@ -205,6 +207,8 @@ class MultiOutputPosterior(nn.Module):
         sample are mixed from the same processes, so that they vary together.
         """
         self._check(X)
+        if observed:
+            self.require_gaussian("samples of observations", "Pass `observed=False`.")
         normal = partial(torch.randn, generator=generator, dtype=X.dtype, device=X.device)
         v = self.q_mean + normal(n, self.M) @ self.q_factor.mT
         functions = []
@@ -218,7 +222,6 @@ class MultiOutputPosterior(nn.Module):
             functions.append(own @ V + normal(n, len(X)) @ L.mT)
         samples = self.offset + torch.stack(functions, 2) @ self.mixing.mT
         if observed:
-            self.require_gaussian("samples of observations", "Pass `observed=False`.")
             samples = samples + target_noise(self.likelihood).sqrt() * normal(*samples.shape)
         return samples
 
@@ -267,9 +270,12 @@ class MultiOutputPosterior(nn.Module):
 
             F' = F R⁻ᵀ,   R Rᵀ = I + FᵀC F,   m' = m + F' F'ᵀ (D − C m).
 
-        The result is that of all rows together. Targets may be missing. O(M² (M + N)).
+        For Gaussian noise the result is that of all rows together. Rows of other likelihoods have
+        Gaussian sites, which are inferred given q(f); those of earlier rows stay as they were.
+        Targets may be missing. O(M² (M + N)), and O(M² N P) for other likelihoods.
         """
-        moments, _, new = self._observed(data)
+        moments = self.moments(data)
+        _, new = self._updated(moments)
         C, D = moments.C, moments.D[:, 0]
         return MultiOutputPosterior(
             self.kernels,
@@ -285,38 +291,80 @@ class MultiOutputPosterior(nn.Module):
     def log_predictive(self, data: Dataset) -> Scalar:
         """Return the joint log density of N more rows under q(f), in nats; a lower bound.
 
-        It is what the rows add to the collapsed bound if the inducing points stay:
+        It is what the rows add to the bound if the inducing points stay; for Gaussian noise
 
             log N(Y | Vᵀ m, VᵀF FᵀV + Σ) − ½ tr Σ⁻¹(K − VᵀV)
         """
-        moments, R, new = self._observed(data)
+        return self._nats(self.moments(data))
+
+    @torch.no_grad()
+    def moments(self, data: Dataset) -> Moments:
+        """Return the moments of N more rows, of their sites if the noise is not Gaussian.
+
+        `N` of the moments is the number of observed targets. Those of sites have the constant with
+        which they give the bound of the likelihoods.
+        """
+        self._check(data.X)
+        if data.P != self.P:
+            raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
+        parts = list(zip(self.kernels, self.inducing_points, strict=True))
+        accumulate = partial(
+            mixed_moments,
+            self.factors,
+            [covariance(kernel, Z, data.X) for kernel, Z in parts],
+            kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
+        )
+        likelihood = self.likelihood
+        if not isinstance(likelihood, TargetLikelihoods):
+            learnt = target_noise(likelihood)[None]
+            noise = learnt if data.noise is None else learnt + data.noise
+            weights = data.weights
+            return accumulate(
+                targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=weights)
+            )
+        if data.noise is not None:
+            raise InputError("known noise variances need Gaussian noise; leave them out.")
+        found = self._sites(likelihood, data)
+        linear, precision = found.sites.linear, found.sites.precision
+        moments = accumulate(targets=MixedTargets.of_sites(linear, precision, mixing=self.mixing))
+        count = float(data.weighted((~torch.isnan(data.Y)).to(data.Y)).sum())
+        return replace(moments, constant=found.bound - self._nats(moments), N=count)
+
+    def _nats(self, moments: Moments) -> Scalar:
+        """Return what rows of these moments add to the bound."""
+        R, new = self._updated(moments)
         C, D, m = moments.C, moments.D[:, 0], self.q_mean
         residual = moments.square - 2 * D @ m + m @ C @ m - (new.mT @ (D - C @ m)).square().sum()
         unexplained = moments.diagonal - C.diagonal().sum()
         return moments.constant - half_log_det(R) - 0.5 * (residual + unexplained)
 
-    def _observed(self, data: Dataset) -> tuple[Moments, Tensor, Tensor]:
-        """Return the moments of more rows, R and F' of `condition_on`."""
-        self._check(data.X)
-        self.require_gaussian("conditioning on new rows", "Fit all rows together.")
-        if data.P != self.P:
-            raise InputError(f"`data` must have {self.P} target columns; got {data.P}.")
-        learnt = target_noise(self.likelihood)[None]
-        noise = learnt if data.noise is None else learnt + data.noise
-        parts = list(zip(self.kernels, self.inducing_points, strict=True))
-        moments = mixed_moments(
-            self.factors,
-            [covariance(kernel, Z, data.X) for kernel, Z in parts],
-            kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in parts]),
-            targets=MixedTargets.of(data.Y, mixing=self.mixing, noise=noise, weights=data.weights),
-        )
+    def _updated(self, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Return R and F' of `condition_on`."""
         C, F = moments.C, self.q_factor
         R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
-        return moments, R, solve_lower(R, F.mT).mT
+        return R, solve_lower(R, F.mT).mT
+
+    def _sites(self, likelihood: TargetLikelihoods, data: Dataset) -> ConditionedSites:
+        """Return the sites of more rows, given q(f)."""
+        means, left, explained = self._parts(data.X)
+        return conditioned_sites(
+            likelihood,
+            data,
+            mean=means @ self.mixing.mT,
+            features=torch.einsum("pq,nqm->npm", self.mixing, explained),
+            residual=left @ self.mixing.mT.square(),
+        )
 
     def _processes(
         self, X: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
+        means, left, explained = self._parts(X)
+        return means, torch.diag_embed(left) + explained @ explained.mT
+
+    def _parts(
+        self, X: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q"], Float[Tensor, "N Q M"]]:
+        """Return means, the variances that inducing values do not explain, and V_qᵀ F_q."""
         means, left, explained = [], [], []
         parts = zip(self.kernels, self.inducing_points, self.factors, self._q(), strict=True)
         for kernel, Z, L, (m, F) in parts:
@@ -325,8 +373,7 @@ class MultiOutputPosterior(nn.Module):
             means.append(m @ V)
             left.append((kff - V.square().sum(0)).clamp_min(0))
             explained.append(V.mT @ F)
-        G = torch.stack(explained, 1)  # [N Q M]
-        return torch.stack(means, 1), torch.diag_embed(torch.stack(left, 1)) + G @ G.mT
+        return torch.stack(means, 1), torch.stack(left, 1), torch.stack(explained, 1)
 
     def _whitened(self, X: Float[Tensor, "N D"]) -> list[Float[Tensor, "_ N"]]:
         """Return V_q of each process."""
@@ -390,6 +437,10 @@ class ProcessMixture(nn.Module):
     def members(self) -> list[MultiOutputPosterior]:
         """The posteriors."""
         return [member for member in self._members if isinstance(member, MultiOutputPosterior)]
+
+    def member_of(self, uniform: Float[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """Return the member that each of some uniform numbers chooses, by its weight."""
+        return torch.searchsorted(self.member_weights.cumsum(0)[:-1], uniform.contiguous())
 
     def condition_on(self, data: Dataset) -> "ProcessMixture":
         """Return the mixture after more rows; a member that predicted them well gains weight."""

@@ -21,13 +21,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments, moment_posterior
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments
 from winnowgp.data import Dataset
-from winnowgp.errors import InputError
-from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.kernels import covariance, prior_variance
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
+from winnowgp.models.kernels import covariance
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
-from winnowgp.models.observations import target_noise
 from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
 
 
@@ -37,9 +34,11 @@ class ProcessStream:
     """Old inducing points and fresh candidates of all processes, and the moments of all rows."""
 
     posterior: MultiOutputPosterior
-    candidates: tuple[Float[Tensor, "_ D"], ...]
-    """Old inducing points of each process, then the fresh candidates."""
-    L: tuple[Float[Tensor, "_ _"], ...]
+    """The posterior of earlier rows, with fresh candidates after the old points of each process."""
+    old: Bool[Tensor, " K"]
+    """Which of them are old inducing points."""
+    data: Dataset
+    """The new rows."""
     moments: Moments
 
     @classmethod
@@ -52,59 +51,45 @@ class ProcessStream:
     ) -> "ProcessStream":
         """Return the moments of earlier rows, which the posterior holds, and of more rows.
 
-        O(N M² + M³) for the M inducing points and candidates of all processes.
+        O(N M² + M³) for the M inducing points and candidates of all processes. Rows of other
+        likelihoods than Gaussian noise have the sites that all candidates together imply.
 
         Args:
             data: more rows; targets may be missing.
             fresh: candidates of each process.
         """
-        posterior.require_gaussian("updates by more rows", "Fit all rows together.")
-        if data.P != posterior.P:
-            raise InputError(f"`data` must have {posterior.P} target columns; got {data.P}.")
-        candidates, factors = [], []
-        parts = zip(
-            posterior.kernels, posterior.inducing_points, posterior.factors, fresh, strict=True
+        extended, old = _extended(posterior, fresh)
+        new_rows, (C_old, D_old) = extended.moments(data), _remembered(extended, old)
+        root = definite_cholesky(C_old + torch.eye(len(C_old)).to(C_old))
+        remembered = 0.5 * solve_lower(root, D_old).square().sum() - half_log_det(root)
+        moments = replace(
+            new_rows,
+            C=new_rows.C + C_old,
+            D=new_rows.D + D_old,
+            diagonal=new_rows.diagonal + C_old.diagonal().sum(),
+            constant=new_rows.constant - remembered,
         )
-        for kernel, Z, L, new in parts:
-            candidates.append(torch.cat([Z, new]))
-            S = solve_lower(L, covariance(kernel, Z, new))
-            T = cholesky(covariance(kernel, new, new) - S.mT @ S).L
-            upper = torch.cat([L, L.new_zeros(len(L), len(new))], 1)
-            factors.append(torch.cat([upper, torch.cat([S.mT, T], 1)]))
-        learnt = target_noise(posterior.likelihood)[None]
-        noise = learnt if data.noise is None else learnt + data.noise
-        pairs = list(zip(posterior.kernels, candidates, strict=True))
-        new_rows = mixed_moments(
-            factors,
-            [covariance(kernel, Z, data.X) for kernel, Z in pairs],
-            kff=torch.stack([prior_variance(kernel, data.X) for kernel, _ in pairs]),
-            targets=MixedTargets.of(
-                data.Y, mixing=posterior.mixing, noise=noise, weights=data.weights
-            ),
-        )
-        masks = zip(posterior.sizes, candidates, strict=True)
-        old = torch.cat([torch.arange(len(Z)) < size for size, Z in masks])
-        at = old.nonzero().flatten().to(data.X.device)
-        eye = torch.eye(posterior.M, dtype=data.X.dtype, device=data.X.device)
-        inverse = torch.linalg.solve(posterior.q_factor, eye)
-        B = inverse.mT @ inverse
-        C, D = new_rows.C.clone(), new_rows.D.clone()
-        C[at[:, None], at] += B - eye
-        D[at, 0] += B @ posterior.q_mean
-        diagonal = new_rows.diagonal + (B - eye).diagonal().sum()
-        moments = replace(new_rows, C=C, D=D, diagonal=diagonal)
-        return cls(posterior, tuple(candidates), tuple(factors), moments)
+        return cls(extended, old, data, moments)
+
+    @property
+    def candidates(self) -> tuple[Float[Tensor, "_ D"], ...]:
+        """Old inducing points of each process, then the fresh candidates."""
+        return self.posterior.inducing_points
 
     def statistics(self) -> SubsetStatistics:
-        """Return exact bounds of subsets, up to a constant; O(M³)."""
-        return subset_statistics(torch.block_diag(*self.L), self.moments)
+        """Return bounds on the log density of the new rows given earlier ones, of subsets; O(M³).
+
+        They are exact for Gaussian noise, and for the Gaussian sites of all candidates otherwise.
+        """
+        return subset_statistics(torch.block_diag(*self.posterior.factors), self.moments)
 
     @torch.no_grad()
     def selected(self, mask: Bool[Tensor, " K"]) -> MultiOutputPosterior:
-        """Return the posterior of all rows with some of the candidates; O(M³)."""
-        masks = mask.split([len(Z) for Z in self.candidates])
+        """Return the posterior of all rows with some of the candidates; O(M³ + N M²)."""
+        posterior = self.posterior
+        masks = mask.split(posterior.sizes)
         points, factors, bases = [], [], []
-        for Z, L, keep in zip(self.candidates, self.L, masks, strict=True):
+        for Z, L, keep in zip(self.candidates, posterior.factors, masks, strict=True):
             # L_I = Rᵀ Qᵀ, and V_I = Qᵀ V.
             Q, R = torch.linalg.qr(L[keep].mT)
             sign = torch.where(R.diagonal() < 0, -1.0, 1.0).to(R)
@@ -112,16 +97,62 @@ class ProcessStream:
             factors.append((sign[:, None] * R).mT.contiguous())
             bases.append(Q * sign)
         basis = torch.block_diag(*bases)
-        moments = replace(
-            self.moments, C=basis.mT @ self.moments.C @ basis, D=basis.mT @ self.moments.D
-        )
-        q_mean, q_factor = moment_posterior(moments)
+        C, D = _remembered(posterior, self.old)
+        earlier = replace(self.moments, C=basis.mT @ C @ basis, D=basis.mT @ D)
+        q_mean, q_factor = moment_posterior(earlier)
         return MultiOutputPosterior(
-            self.posterior.kernels,
+            posterior.kernels,
             points,
-            mixing=self.posterior.mixing,
-            likelihood=self.posterior.likelihood,
+            mixing=posterior.mixing,
+            likelihood=posterior.likelihood,
             q_mean=q_mean[:, 0],
             q_factor=q_factor[0],
             L=factors,
-        )
+        ).condition_on(self.data)
+
+
+def _extended(
+    posterior: MultiOutputPosterior, fresh: Sequence[Float[Tensor, "_ D"]]
+) -> tuple[MultiOutputPosterior, Bool[Tensor, " K"]]:
+    """Return the same q(f) with more inducing points, and which of them are old.
+
+    Given the old whitened values, the fresh ones have their prior, N(0, I).
+    """
+    candidates, factors, masks = [], [], []
+    parts = zip(posterior.kernels, posterior.inducing_points, posterior.factors, fresh, strict=True)
+    for kernel, Z, L, new in parts:
+        candidates.append(torch.cat([Z, new]))
+        S = solve_lower(L, covariance(kernel, Z, new))
+        T = cholesky(covariance(kernel, new, new) - S.mT @ S).L
+        upper = torch.cat([L, L.new_zeros(len(L), len(new))], 1)
+        factors.append(torch.cat([upper, torch.cat([S.mT, T], 1)]))
+        masks.append(torch.arange(len(Z) + len(new), device=Z.device) < len(Z))
+    old = torch.cat(masks)
+    at = old.nonzero().flatten()
+    q_mean = posterior.q_mean.new_zeros(len(old))
+    q_factor = torch.eye(len(old), dtype=q_mean.dtype, device=q_mean.device)
+    q_mean[at], q_factor[at[:, None], at] = posterior.q_mean, posterior.q_factor
+    extended = MultiOutputPosterior(
+        posterior.kernels,
+        candidates,
+        mixing=posterior.mixing,
+        likelihood=posterior.likelihood,
+        q_mean=q_mean,
+        q_factor=q_factor,
+        L=factors,
+    )
+    return extended, old
+
+
+def _remembered(
+    posterior: MultiOutputPosterior, old: Bool[Tensor, " K"]
+) -> tuple[Float[Tensor, "K K"], Float[Tensor, "K 1"]]:
+    """Return the moments C_a and D_a of earlier rows; they concern old inducing points only."""
+    at = old.nonzero().flatten()
+    eye = torch.eye(len(at), dtype=posterior.q_mean.dtype, device=at.device)
+    inverse = torch.linalg.solve(posterior.q_factor[at[:, None], at], eye)
+    B = inverse.mT @ inverse
+    C, D = torch.zeros_like(posterior.q_factor), posterior.q_mean.new_zeros(len(old), 1)
+    C[at[:, None], at] = B - eye
+    D[at, 0] = B @ posterior.q_mean[at]
+    return C, D

@@ -197,12 +197,13 @@ class SparseGP(InducingModel):
         rows. There is one for each group of targets that share their noise in every row.
         """
         self.check(data)
-        L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
+        L = cholesky(kernel.uu()).L
         groups = noise_groups(blocks.groups, self.noise)
         sums = blocks.mapped(
-            lambda shard: self._sums(L, kernel, shard, groups), parallel=kernel.parallel
+            lambda shard: self._sums(L, kernel, shard, groups),
+            parallel=kernel.parallel and blocks.worth_sharing(self.K),
         )
         moments: list[Moments] = []
         for group, own in zip(groups, _in_order(sums, groups), strict=True):

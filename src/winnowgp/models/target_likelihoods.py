@@ -124,10 +124,15 @@ class TargetObservations(ObservationModel):
         return self._columns("cdf", Y, mean, variance)
 
     def quantiles(self, mean: Tensor, variance: Tensor, probabilities: Tensor) -> Tensor:
-        columns = [
-            part.quantiles(m, v, probabilities)
-            for part, m, v in zip(self.parts, _split(mean), _split(variance), strict=True)
-        ]
+        """Return quantiles of each target; that of a class is 0 or 1."""
+        columns = []
+        for part, m, v in zip(self.parts, _split(mean), _split(variance), strict=True):
+            if isinstance(part.likelihood, likelihoods.BernoulliLikelihood):
+                p = part.predict(m, v).mean.reshape(-1, *m.shape[-2:]).mean(0)
+                # The least class y with P(y ≤ class) of at least the probability.
+                columns.append((probabilities[:, None, None] > 1 - p).to(m))
+            else:
+                columns.append(part.quantiles(m, v, probabilities))
         return torch.cat(columns, -1)
 
     def _columns(self, method: str, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from winnowgp.report.summary import AllocationSummary
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5
 # Marker and label of the phases of `Fast` that are marked.
-_PHASES = {"warm up": ("s", "initialisation"), "choose": ("o", "selection")}
+_PHASES = {"initialisation": ("s", "initialisation"), "selection": ("o", "selection")}
 
 
 def draw_frontier(

@@ -45,7 +45,10 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
         calibration and the confusion matrix of classes.
     """
     rows = labelled_rows(model, table)
+    if rows.N < 2:
+        raise InputError(f"an evaluation needs at least 2 rows with a target; got {rows.N}.")
     X, y = model.encoder.encode(rows), observed_targets(model, rows)
+    _warn_of_extrapolation(model, rows, X)
     if isinstance(model.estimator, ClassTargets):
         return classification_quality(model.estimator, X, y, train_labels=y)
     noise = model.noise_variance(rows)
@@ -90,6 +93,7 @@ def compare_models(
     if rows.N < 2:
         raise InputError(f"a comparison needs at least 2 rows with a target; got {rows.N}.")
     y = observed_targets(first, rows)
+    _warn_of_extrapolation(first, rows, first.encoder.encode(rows))
     values = [_row_measures(model, rows, y) for model in (first, second)]
     return tuple(
         _paired(name, values[0][name][0], values[1][name][0], better=better)
@@ -284,6 +288,14 @@ def _pooled_confusion(folds: list[Confusion]) -> Confusion | None:
         places = [labels.index(label) for label in fold["labels"]]
         counts[np.ix_(places, places)] += np.array(fold["counts"])
     return {"labels": labels, "counts": counts.tolist()}
+
+
+def _warn_of_extrapolation(model: TabularModel, rows: DataTable, X: Values) -> None:
+    """Warn of rows that are unlike the training rows, as predictions of them do."""
+    extrapolation = model.extrapolation()
+    extrapolation.add(rows, X)
+    for warning in extrapolation.warnings():
+        warnings.warn(warning, stacklevel=3)
 
 
 def labelled_rows(model: TabularModel, table: TableLike) -> DataTable:

@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
-from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +13,22 @@ from winnowgp.estimators.fidelity import MultiFidelityGPRegressor
 from winnowgp.estimators.processes import ProcessEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.io.onnx_numpy import save_numpy, save_onnx
-from winnowgp.io.program import (
-    Program,
+from winnowgp.io.posterior_program import (
+    add_fidelities,
     add_latents,
+    add_mixture,
     add_observation,
     add_processes,
     add_targets,
 )
-from winnowgp.models import MixturePosterior, MultiOutputPosterior, TargetLikelihoods
+from winnowgp.io.program import Program
+from winnowgp.models import (
+    BoxKernel,
+    MixturePosterior,
+    MultiOutputPosterior,
+    NonlinearFidelityPosterior,
+    TargetLikelihoods,
+)
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.outputs import MultiOutputTable
 
@@ -71,7 +77,7 @@ def export_numpy(model: Exportable, path: str | os.PathLike[str]) -> Path:
 
 def predictor_program(model: Exportable) -> Program:
     """Return the program that computes predictions from raw inputs."""
-    program = Program()
+    program = Program(rows=_rows_at_once(model))
     if isinstance(model, TabularModel):
         X, estimator = _encoded(program, model), model.estimator
         program.metadata["target"] = model.target
@@ -85,17 +91,14 @@ def predictor_program(model: Exportable) -> Program:
         raise NotSaveableError(
             "a deep GP cannot be exported; save it with `save`, or export a model of one layer."
         )
-    if isinstance(estimator, MultiFidelityGPRegressor):
-        raise NotSaveableError(
-            "several fidelities cannot be exported; save the model with `save` and load it where "
-            "winnowgp is installed."
-        )
     posterior = estimator.posterior_
     if isinstance(estimator, SparseGPRegressor):
         posterior = estimator._constant_noise_posterior("exported predictions")
     x_scaler = estimator._x_scaler
     shifted = program.apply("Sub", X, program.constant(x_scaler.shift.numpy()))
     inputs = program.scaled(shifted, 1 / x_scaler.scale.numpy())
+    if isinstance(estimator, MultiFidelityGPRegressor):
+        return _with_outputs(program, estimator, *add_fidelities(program, posterior, inputs))
     if isinstance(estimator, ProcessEstimator):
         return _with_outputs(program, estimator, *_mixtures(program, estimator.posterior_, inputs))
     if isinstance(posterior, MixturePosterior):
@@ -106,18 +109,32 @@ def predictor_program(model: Exportable) -> Program:
         add_observation(program, member.likelihood, *add_latents(program, member, inputs))
         for member in members
     ]
-    mean, variance = each[0] if len(each) == 1 else _mixed(program, each, weights)
+    mean, variance = each[0] if len(each) == 1 else add_mixture(program, each, weights)
     if isinstance(estimator, SparseGPClassifier):
         program.metadata["classes"] = json.dumps(estimator.classes_.tolist())
         program.add_output("probabilities", mean, width=len(estimator.classes_))
         return program
     assert variance is not None
-    if estimator.likelihood == "poisson" and estimator.posterior_.P > 1:
+    one_only = ("poisson", "negative-binomial", "beta")
+    if estimator.likelihood in one_only and estimator.posterior_.P > 1:
         raise InputError(
-            "a Poisson likelihood is exported for one target only; "
-            f"got {estimator.posterior_.P} targets. Fit one model per target."
+            f"a {estimator.likelihood} likelihood is exported for one target only; got "
+            f"{estimator.posterior_.P} targets. Use `MultiOutputGPRegressor`, or fit one model per "
+            "target."
         )
     return _with_outputs(program, estimator, mean, variance)
+
+
+def _rows_at_once(model: Exportable) -> int:
+    """Return the rows that a NumPy file predicts at once: fewer if every row is many."""
+    estimator = model.estimator if isinstance(model, TabularModel | MultiOutputTable) else model
+    repeats = 1
+    if isinstance(estimator.posterior_, NonlinearFidelityPosterior):
+        repeats = len(estimator.posterior_.component_weights)
+    elif isinstance(estimator, ProcessEstimator):
+        boxes = [k for k in estimator.kernels_ if isinstance(k, BoxKernel)]
+        repeats = max([1, *(k.nodes ** (2 * len(k.widths)) for k in boxes)])
+    return max(1, Program().rows // repeats)
 
 
 def _mixtures(program: Program, posterior: MultiOutputPosterior, inputs: str) -> tuple[str, str]:
@@ -146,28 +163,6 @@ def _with_outputs(
     program.add_output("mean", mean, width=width)
     program.add_output("variance", variance, width=width)
     return program
-
-
-def _mixed(
-    program: Program, each: Sequence[tuple[str, str | None]], weights: Sequence[float]
-) -> tuple[str, str]:
-    """Add m = Σ w_s m_s and Σ w_s (v_s + (m_s − m)²), as `mixture_moments`."""
-    mean = _sum(program, [one for one, _ in each], weights)
-    spreads = []
-    for one, variance in each:
-        assert variance is not None
-        offset = program.apply("Sub", one, mean)
-        spreads.append(program.apply("Add", variance, program.apply("Mul", offset, offset)))
-    return mean, _sum(program, spreads, weights)
-
-
-def _sum(program: Program, terms: Sequence[str], weights: Sequence[float]) -> str:
-    """Add Σ w_s t_s."""
-    weighted = [
-        program.apply("Mul", term, program.constant(weight))
-        for term, weight in zip(terms, weights, strict=True)
-    ]
-    return reduce(partial(program.apply, "Add"), weighted)
 
 
 def _log_normal(program: Program, mean: str, variance: str) -> tuple[str, str]:

@@ -269,6 +269,9 @@ def fit_table(
             estimator.checkpoint = checkpoint if process_group.is_first else None
             estimator.fit(X[train], y[train])
     fit_seconds = perf_counter() - start
+    if constant is not None:
+        # The warning about the target names it.
+        alarms = [alarm for alarm in alarms if not isinstance(alarm, type(constant))]
     if len(test):
         seen = {type(alarm) for alarm in alarms}
         if constant is not None:

@@ -92,13 +92,13 @@ class TabularModel:
             level: probability that the interval contains the observation.
             quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
         """
-        extrapolation = self._extrapolation()
+        extrapolation = self.extrapolation()
         predictions = self._predicted(DataTable.of(table), level, quantiles, extrapolation)
         for warning in extrapolation.warnings():
             warnings.warn(warning, stacklevel=2)
         return predictions
 
-    def _extrapolation(self) -> "Extrapolation":
+    def extrapolation(self) -> "Extrapolation":
         """Return a count of the rows to predict that are unlike the training rows."""
         columns = [column for column in self.summary["columns"] if column["spread"]]
         ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
@@ -156,7 +156,7 @@ class TabularModel:
             device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
         moved = replace(self, estimator=predicting_on(device, self.estimator))
-        extrapolation = self._extrapolation()
+        extrapolation = self.extrapolation()
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
             yield moved._predicted(rows, level, quantiles, extrapolation)
         for warning in extrapolation.warnings():

@@ -1,8 +1,10 @@
 """Models of several columns of a table: `fit_outputs_table` and `MultiOutputTable`."""
 
 import os
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -21,6 +23,7 @@ from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
 from winnowgp.tabular.effects import column_features
+from winnowgp.tabular.model import Extrapolation
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
 from winnowgp.tabular.units import check_column_units, check_target_units
@@ -61,13 +64,22 @@ class MultiOutputTable:
     def predict(self, table: TableLike, *, level: float = 0.95) -> Columns:
         """Return mean, standard deviation and a central interval of every target.
 
+        An `ExtrapolationWarning` says that rows have categories that no training row has.
+
         Args:
             table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of
                 columns.
             level: probability that an interval contains an observation.
         """
-        rows = DataTable.of(table)
+        rows, unseen = DataTable.of(table), Extrapolation(self.encoder, {})
+        predictions = self._predicted(rows, level, unseen)
+        for warning in unseen.warnings():
+            warnings.warn(warning, stacklevel=2)
+        return predictions
+
+    def _predicted(self, rows: DataTable, level: float, unseen: Extrapolation) -> Columns:
         X = self.encoder.encode(rows)
+        unseen.add(rows, X)
         columns: Columns = {}
         if self.id_column is not None and self.id_column in rows.values:
             columns[self.id_column] = rows.strings(self.id_column, literal=True)
@@ -90,7 +102,11 @@ class MultiOutputTable:
         rows = DataTable.of(table)
         rows.require_columns(self.targets, argument="the targets of the model")
         rows, Y = _observed_targets(rows, self.targets, decimal=decimal)
-        return _quality(self.estimator, self.targets, self.encoder.encode(rows), Y)
+        X, unseen = self.encoder.encode(rows), Extrapolation(self.encoder, {})
+        unseen.add(rows, X)
+        for warning in unseen.warnings():
+            warnings.warn(warning, stacklevel=2)
+        return _quality(self.estimator, self.targets, X, Y)
 
     def predict_blocks(
         self,
@@ -104,8 +120,11 @@ class MultiOutputTable:
         if quantiles:
             raise InputError("`quantiles` are for models of one target; leave them out.")
         moved = replace(self, estimator=predicting_on(device, self.estimator))
+        unseen = Extrapolation(self.encoder, {})
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved.predict(rows, level=level)
+            yield moved._predicted(rows, level, unseen)
+        for warning in unseen.warnings():
+            warnings.warn(warning, stacklevel=2)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the model to a file that `winnowgp.load` reads."""
@@ -125,6 +144,7 @@ def fit_outputs_table(
     dates: str = "auto",
     missing: str = "error",
     max_categories: int = 30,
+    likelihood: str | Mapping[str, str] = "gaussian",
     seed: int = 0,
     settings: dict[str, str] | None = None,
     **options: Any,
@@ -136,6 +156,8 @@ def fit_outputs_table(
     Args:
         targets: the columns to predict, which must be numbers.
         split_by: a column that decides which rows are held out, as in `fit_table`.
+        likelihood: that of all targets, or of some of them by name; the others have Gaussian noise.
+            `MultiOutputGPRegressor` names those there are; "bernoulli" is for classes 0 and 1.
         settings: settings to keep with the model, such as the command that made it.
         options: further parameters of `MultiOutputGPRegressor`.
 
@@ -155,12 +177,20 @@ def fit_outputs_table(
             "`targets` must be at least two different columns that are not in `drop` or "
             f"`categorical` nor the `id_column`; got {names}."
         )
+    for name in names:
+        if table.missing(name).all():
+            raise InputError(
+                f"the target {name!r} has no values; leave it out of `targets` (`--target`)."
+            )
     inputs = table.without((*names, *ignored))
     read = (*inputs.names, *names)
     kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=tuple(categorical))
     strings = [name for name in names if kinds[name].kind != "number"]
     if strings:
-        raise InputError(f"`targets` must be numbers; {strings[0]!r} is not. Leave it out.")
+        raise InputError(
+            f"`targets` must be numbers; {strings[0]!r} is not. Leave it out; two classes are 0 "
+            "and 1, with the likelihood bernoulli."
+        )
     table, Y = _observed_targets(parse_numbers(table, kinds), names)
     if table.N < 2:
         raise InputError(f"the table must have at least 2 rows with a target; got {table.N}.")
@@ -171,7 +201,11 @@ def fit_outputs_table(
         inputs, kinds=own, rows=train, missing=missing, max_categories=max_categories
     )
     X = encoder.encode(inputs)
-    estimator = MultiOutputGPRegressor(random_state=seed, **options).fit(X[train], Y[train])
+    estimator = MultiOutputGPRegressor(
+        random_state=seed, likelihood=_by_target(likelihood, names), **options
+    )
+    with _named_targets(names):
+        estimator.fit(X[train], Y[train])
     estimator.callbacks = estimator.checkpoint = None
     for alarm in _alarms(estimator, names, Y[train]):
         warnings.warn(alarm, stacklevel=2)
@@ -220,7 +254,7 @@ def update_outputs_table(
     The other arguments are those of `fit_outputs_table`.
 
     Raises:
-        InputError: columns are missing or have unknown categories, or the noise is not Gaussian.
+        InputError: columns are missing or have unknown categories, or are in other units.
     """
     rows = DataTable.of(table)
     rows.require_columns(model.targets, argument="the targets of the model")
@@ -235,7 +269,8 @@ def update_outputs_table(
     if not rows.N:
         raise InputError("the table must have at least one row with a target; got none.")
     X = model.encoder.encode(rows)
-    _check_units(model, X, Y)
+    with _named_targets(model.targets):
+        _check_units(model, X, Y)
     train, test = np.arange(rows.N), np.arange(0)
     if test_size:
         train, test = held_out_split(rows, test_size, split_by=split_by, seed=seed)
@@ -253,8 +288,12 @@ def update_outputs_table(
             for each in (model.estimator, compared)
         )
     estimator = updated(np.arange(rows.N))
+    updates = {"updates": str(1 + int(model.settings.get("updates", "0")))}
     changed = replace(
-        model, estimator=estimator, quality=quality, settings={**model.settings, **(settings or {})}
+        model,
+        estimator=estimator,
+        quality=quality,
+        settings={**model.settings, **(settings or {}), **updates},
     )
     before = model.estimator.n_inducing_
     return OutputsUpdate(changed, rows.N, len(test), before, density_before, density)
@@ -299,6 +338,32 @@ def cross_validate_outputs(
     return replace(model, quality=_mean_quality(names, qualities)), qualities
 
 
+def _by_target(likelihood: str | Mapping[str, str], targets: list[str]) -> str | list[str]:
+    """Return the likelihood of all targets, or that of each."""
+    if isinstance(likelihood, str):
+        return likelihood
+    unknown = set(likelihood) - set(targets)
+    if unknown:
+        raise InputError(
+            f"`likelihood` must name targets, {', '.join(targets)}; got {min(unknown)!r}."
+        )
+    return [likelihood.get(name, "gaussian") for name in targets]
+
+
+@contextmanager
+def _named_targets(names: list[str]) -> Iterator[None]:
+    """Name columns in errors of the estimator, which counts them."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(
+            r"target (\d+) \(counted from 0\)",
+            lambda match: f"target {names[int(match[1])]!r}",
+            str(error),
+        )
+        raise InputError(text) from error
+
+
 def _alarms(
     estimator: MultiOutputGPRegressor, targets: list[str], Y: np.ndarray[Any, Any]
 ) -> list[FitWarning]:
@@ -334,6 +399,9 @@ def _observed_targets(
     table: DataTable, targets: list[str], *, decimal: str = "auto"
 ) -> tuple[DataTable, np.ndarray[Any, Any]]:
     """Return the rows that have a target, and their targets."""
+    # A column without any value has no numbers to read.
+    empty = {name: np.full(table.N, np.nan) for name in targets if table.missing(name).all()}
+    table = DataTable({**table.values, **empty})
     columns = [table.values[name] for name in targets]
     if any(not np.issubdtype(column.dtype, np.number) for column in columns):
         table = parse_numbers(table, column_kinds(table, tuple(targets), decimal=decimal))
@@ -378,9 +446,11 @@ def _check_units(model: MultiOutputTable, X: NDArray[np.float64], Y: NDArray[np.
             check_column_units(column.name, X[:, number], low=middle - width, high=middle + width)
     mean, sd = estimator.predict(X, return_std=True)
     noise_sd = np.sqrt(estimator._y_scaler.noise(estimator.likelihood_))
+    # Classes, counts and proportions have no units; the likelihood checks them.
+    estimator._y_scaler.standardise(Y, estimator.likelihood_, inputs=estimator._inputs(X))
     for index, name in enumerate(model.targets):
         observed = ~np.isnan(Y[:, index])
-        if observed.any():
+        if observed.any() and not np.isnan(noise_sd[index]):
             check_target_units(
                 name,
                 Y[observed, index],

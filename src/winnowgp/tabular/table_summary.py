@@ -40,6 +40,7 @@ from winnowgp.tabular.effects import (
     term_effects,
 )
 from winnowgp.training import Progress
+from winnowgp.training.callbacks import SMALLER_MODEL
 
 MOST_SNAPSHOTS = 60
 
@@ -59,7 +60,9 @@ class TrainingHistory:
         self._last: _Snapshot | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Record the step if it is due."""
+        """Record the step if it is due; those of smaller models are not part of the history."""
+        if progress.phase == SMALLER_MODEL:
+            return
         points = progress.candidates[0].detach().cpu().numpy().copy()
         first = progress.phase != self._phase
         self._last = _Snapshot(self._seen, progress.phase, progress.objective, points, first)

@@ -18,6 +18,11 @@ AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel | HeteroscedasticGP |
 """A model that `fit` can train."""
 
 
+SMALLER_MODEL = "smaller model"
+
+"""Phase that trains models of the frontier with fewer inducing points than the selected one."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -60,6 +60,8 @@ _FEWER_ROWS = 600
 # Excess kurtosis from which outliers may decide; that of uniform and Gaussian targets is below zero
 # and near zero.
 _KURTOSIS = 1.5
+# Standard errors by which lengthscales of the targets must predict better than those of the ranks.
+_ADVANTAGE = 2.0
 # Optima of the evidence that are tried.
 _TRIED = 3
 # Folds of many and of few rows, each of which counts in training.
@@ -179,7 +181,7 @@ def _robust(
     advantage = PredictiveGap.of(own[:n], gain[:n])
     weights = [constant_weight(each, data.N, data.P) for each in (own, gain)]
     constants = weights if averaged else [0.0, 0.0]
-    better = advantage.nats > 2 * advantage.standard_error
+    better = advantage.nats > _ADVANTAGE * advantage.standard_error
     if better and confirms(own, data.N, constant=constants[0]):
         return replace(initial, constant_weight=weights[0])
     if not confirms(gain, data.N, constant=constants[1]):

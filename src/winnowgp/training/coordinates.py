@@ -18,7 +18,7 @@ from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.multi_output import MultiOutputGP
 
-_FARTHEST = 30.0
+_FARTHEST, _CPU = 30.0, torch.device("cpu")
 # Shortest lengthscale relative to an input's standard deviation. Rows are then independent, and
 # squared distances so large that rounding would turn them into covariances.
 _SHORTEST = 1e-4
@@ -89,8 +89,10 @@ class Coordinates:
         self._entries = tuple(_entries(model, X))
         nothing = X.new_ones(0)
         self.scale = torch.cat([nothing, *(e.scale for e in self._entries)])
-        self._least = torch.cat([nothing, *(e.limit(e.least) for e in self._entries)])
-        self._most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self._entries)])
+        least = torch.cat([nothing, *(e.limit(e.least) for e in self._entries)])
+        most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self._entries)])
+        # On the CPU as well, where L-BFGS may compute its steps.
+        self._limits = {least.device: (least, most), _CPU: (least.cpu(), most.cpu())}
 
     def read(self) -> Float[Tensor, " n"]:
         """Return the model's current coordinates."""
@@ -115,7 +117,8 @@ class Coordinates:
         That is within e^±30, and for lengthscales at least 1e-4 of the smallest standard deviation
         of an input.
         """
-        return bool(((x >= self._least) & (x <= self._most)).all())
+        least, most = self._limits[x.device]
+        return bool(((x >= least) & (x <= most)).all())
 
     def clear_gradient(self) -> None:
         """Remove the gradients of the parameters."""

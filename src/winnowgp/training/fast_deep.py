@@ -18,7 +18,7 @@ from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, Selection, SubsetStatistics, elimination_frontier
 from winnowgp.selection.frontier import MIN_ALPHA
 from winnowgp.training.adam import Minibatches
-from winnowgp.training.callbacks import Progress, candidate_sets
+from winnowgp.training.callbacks import SMALLER_MODEL, Progress, candidate_sets
 from winnowgp.training.goals import (
     FixedAlpha,
     Goal,
@@ -81,7 +81,8 @@ class DeepTraining:
     gains more than the tolerance; None keeps the candidates of the model."""
     smaller_models: int = 0
     """With a `Tolerance`, number of smaller models that are trained after the selected one, each
-    with four times the gap of the one before; `FitResult.allocations` has them."""
+    for `post` steps and with four times the gap of the one before; `FitResult.allocations` has
+    them."""
 
     def __post_init__(self) -> None:
         counts = self.layerwise, self.pre, self.post, self.most_repeats, self.smaller_models
@@ -284,7 +285,9 @@ class _DeepSteps:
             selected = self.select(fitted.model, replace(goal, nats=_EXCESS * slack / N))
             if selected.model.sizes == fitted.model.sizes:
                 return
-            self.train(selected.model, "smaller model", self.training.post // self.rounds)
+            # With a third of the steps small models ended below as many random rows after as many
+            # updates in all.
+            self.train(selected.model, SMALLER_MODEL, self.training.post)
             fitted = self.fitted(selected.model, selected)
 
     def result(self, selected: "_Selected", elbo: float, gap: float) -> FitResult[DeepGP]:

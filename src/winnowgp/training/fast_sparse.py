@@ -21,6 +21,7 @@ from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.fixed_alpha import best_for_alpha
+from winnowgp.training.fixed_size import best_of_size
 from winnowgp.training.goals import (
     AllCandidates,
     FixedAlpha,
@@ -462,28 +463,7 @@ def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> 
 
 def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
     data = steps.data
-    shorter = Stop(stop.gain, stop.window, int(0.2 * stop.iterations))
-    if steps.precision(M) is None:
-        # Local optima differ by thousandths of nats per observation: two are optimised to the end.
-        starts = steps.successive_halving(steps.starts(M), on=data, iterations=40, count=2)
-    else:
-        part = steps.part(max(2000, 4 * M, data.N // 8))
-        starts = steps.successive_halving(steps.starts(M), on=part, iterations=20)
-        # Blocks of rows in float32 take half the time; a few steps in double precision follow.
-        starts = [steps.optimise(start, stop=stop, precision="mixed")[0] for start in starts]
-    optima = [steps.optimise(start, stop=stop) for start in starts]
-    best, elbo = max(optima, key=lambda optimum: steps.objective(*optimum))
-    for _ in range(1, rounds):
-        pool = steps.with_fresh(best, max(50, M // 2))
-        frontier = steps.frontier(pool.subset_statistics(data))
-        size = frontier.at_most(M)
-        if frontier.bounds[size].item() < elbo + 1e-5 * data.observations:
-            break
-        exchanged = steps.select(pool, frontier.masks[size], frontier.bounds[size].item())
-        better, new_elbo = steps.optimise(exchanged, stop=shorter)
-        if new_elbo < elbo + 1e-4 * data.observations:
-            break
-        best, elbo = better, new_elbo
+    best, elbo = best_of_size(steps, M, rounds=rounds, stop=stop)
     bare = best.with_candidates(best.candidates[:0])
     larger = steps.with_fresh(bare, min(2 * M, steps.most))
     larger_elbo = steps.shared(larger.fixed_bound(data))

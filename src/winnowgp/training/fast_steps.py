@@ -95,7 +95,7 @@ class FastSteps(Generic[Model]):
         self.model, self.warm_start = model, warm_start
         self.budget = budget or Budget(model.candidates.device)
         self.initialization: Initialization[Model] | None = None
-        self._kernels, self._linear_term = kernels, linear_term
+        self.kernels, self.linear_term = kernels, linear_term
         self._rows, self._context = rows, context
         self.sample, self._order = rows_in_memory(data, context.generator)
         self.data = self.sample if is_complete(data, self.sample) else data
@@ -147,7 +147,7 @@ class FastSteps(Generic[Model]):
     def evidence_optima(self, data: Dataset, rows: int | None = None) -> Initialization[Model]:
         """Return the optima of the exact evidence of up to so many rows; of all by default."""
         models = [self.model]
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             other = copy_module(self.model)
             other.kernel = copy_module(kernel).to(self.sample.X)
             models.append(other)
@@ -156,7 +156,7 @@ class FastSteps(Generic[Model]):
             data,
             order=self._order,
             rows=data.N if rows is None else rows,
-            linear_term=self._linear_term,
+            linear_term=self.linear_term,
             budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )
@@ -244,13 +244,13 @@ class FastSteps(Generic[Model]):
 
     def constant_model(self, model: Model) -> tuple[Model, float]:
         """Return the model without inducing points and with hardly any variance, and its ELBO."""
-        bare = initialization.scaled(model, variance=1e-6, lengthscale=1.0)
-        for kernel in initialization.trainable_variances(bare.kernel):
-            initialization.set_within(kernel, "outputscale", self.sample.X.new_tensor(1e-6))
-        for kernel in bare.kernel.modules():
-            if isinstance(kernel, LinearKernel):
-                initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8)
+        bare = copy_module(model)
         square = initialization.mean_square(bare.likelihood, self.sample)
+        least = square.min().clamp(LEAST_NOISE, 1.0)  # Below the noise of constant targets, too.
+        for kernel in initialization.trainable_variances(bare.kernel):
+            initialization.set_within(kernel, "outputscale", 1e-6 * least)
+        for kernel in (part for part in bare.kernel.modules() if isinstance(part, LinearKernel)):
+            initialization.set_within(kernel, "variance", 0 * kernel.variance + 1e-8 * least)
         initialization.set_noise(bare.likelihood, square.clamp_min(10 * LEAST_NOISE))
         bare = bare.with_candidates(self.sample.X[:0])
         learnt = [parameter.requires_grad for parameter in bare.kernel.parameters()]
@@ -264,20 +264,6 @@ class FastSteps(Generic[Model]):
         """Return the best of several starts with M points, optimised on all rows."""
         (start,) = self.successive_halving(self.starts(M), on=self.data, iterations=50)
         return self.optimise(start, stop=Stop(3e-4 * self.data.observations, 20, 100))
-
-    def shrunk(self, fitted: Model, M: int) -> tuple[Model, float]:
-        """Return a model with M points, started from the hyper-parameters of a larger one.
-
-        M points cannot represent the exact posterior: their optimum is closer to a smoother
-        function with more noise.
-        """
-        soft = initialization.scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
-        start = self._eliminated(soft.with_candidates(fitted.candidates[:0]), M)
-        part = self.part(max(2000, 16 * M))
-        if part.N < self.data.N:
-            start, _ = self._shortly(start, part, 100)
-        stop = Stop(2e-4 * self.data.observations, 20, min(60 + 3 * M, 150))
-        return self.optimise(start, stop=stop, precision=self.precision(M))
 
     def precision(self, M: int) -> str | None:
         """Return "mixed"; None where an evaluation with M points is quick, and quicker without."""
@@ -348,11 +334,18 @@ class FastSteps(Generic[Model]):
     def select(self, pool: Model, mask: Mask, elbo: float) -> Model:
         """Return the pruned pool, whose ELBO is known from the statistics."""
         pruned = pool.prune(mask)
-        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, elbo))
+        objective = self.objective(pruned, elbo)
+        self._context.notify_once(Progress.of(pruned, "selection", 1, 1, objective))
         return pruned
 
     def optimise(
-        self, model: Model, *, stop: Stop, on: Source | None = None, precision: str | None = None
+        self,
+        model: Model,
+        *,
+        stop: Stop,
+        on: Source | None = None,
+        precision: str | None = None,
+        phase: str = "optimisation",
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
@@ -365,6 +358,7 @@ class FastSteps(Generic[Model]):
             on: the rows; all by default.
             precision: precision of the objective of a `SparseGP`, instead of the model's own, where
                 K_uf is large. The ELBO is computed in double precision.
+            phase: name of the phase, for callbacks.
         """
         moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
@@ -385,7 +379,7 @@ class FastSteps(Generic[Model]):
                 objective=moved.chunked_bound(rows),
                 stop=stop,
                 on_step=lambda step, value: self._context.notify(
-                    Progress.of(moved, "optimisation", step, stop.iterations, value, rows=count)
+                    Progress.of(moved, phase, step, stop.iterations, value, rows=count)
                 ),
                 checkpoint_log=self._context.checkpoint_log,
             )
@@ -435,15 +429,15 @@ class FastSteps(Generic[Model]):
         initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
-        starts = [self._eliminated(soft, M), self._eliminated(smooth, M)]
+        starts = [self.eliminated(soft, M), self.eliminated(smooth, M)]
         if M > 32:
-            starts.append(self._eliminated(self._with_fixed_locations(initial, M), M))
+            starts.append(self.eliminated(self._with_fixed_locations(initial, M), M))
         if M <= 64:
-            starts.append(self._centres(smooth, M))
+            starts.append(self.centres(smooth, M))
         if M <= 16:
-            starts.append(self._centres(soft, M))
+            starts.append(self.centres(soft, M))
             smoother = initialization.scaled(smooth, variance=1.0, lengthscale=2.0, noise=3.0)
-            starts += [self._centres(smooth, M), self._centres(smoother, M)]
+            starts += [self.centres(smooth, M), self.centres(smoother, M)]
             starts += [self._random(smooth, M, first=True), self._random(soft, M, first=False)]
         return starts
 
@@ -457,21 +451,24 @@ class FastSteps(Generic[Model]):
             count: number of starts that remain.
         """
         while len(starts) > count:
-            results = [self._shortly(start, on, iterations) for start in starts]
+            results = [self.shortly(start, on, iterations) for start in starts]
             results.sort(key=lambda result: -self.objective(*result))
             half = (len(starts) + 1) // 2 if len(starts) > 2 else 1
             starts = [model for model, _ in results[: max(half, count)]]
             iterations = 2 * iterations
         return starts
 
-    def _shortly(self, start: Model, on: Source, iterations: int) -> tuple[Model, float]:
-        stop = Stop(3e-4 * on.observations, 20, iterations)
+    def shortly(
+        self, start: Model, on: Source, iterations: int, phase: str = "optimisation"
+    ) -> tuple[Model, float]:
+        """Return a start after some iterations, and its ELBO; −∞ where that cannot be computed."""
+        stop, precision = Stop(3e-4 * on.observations, 20, iterations), self.precision(start.K)
         try:
-            return self.optimise(start, stop=stop, on=on, precision=self.precision(start.K))
+            return self.optimise(start, stop=stop, on=on, precision=precision, phase=phase)
         except TrainingError:
             return start, -inf
 
-    def _eliminated(self, model: Model, M: int) -> Model:
+    def eliminated(self, model: Model, M: int) -> Model:
         """Return M of the greedy candidates, by backward elimination on a subset of the rows."""
         pool = self.with_fresh(model, max(200, 2 * M))
         if pool.K <= M:
@@ -496,7 +493,7 @@ class FastSteps(Generic[Model]):
         optimised.candidates.requires_grad_(learnt)
         return optimised.with_candidates(self.sample.X[:0])
 
-    def _centres(self, model: Model, M: int) -> Model:
+    def centres(self, model: Model, M: int) -> Model:
         """Return the model with points at M cluster centres, if locations may be anywhere."""
         if not model.candidates.requires_grad:
             return self._random(model, M, first=True)

@@ -19,6 +19,7 @@ from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import copy_module
 from winnowgp.selection import Frontier
 from winnowgp.training.budget import selection_work
+from winnowgp.training.callbacks import SMALLER_MODEL
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
@@ -350,10 +351,25 @@ def smaller_models(
             break
         with threads_for(10.0 * M**3):
             try:
-                model, elbo = steps.shrunk(fitted, M)
+                model, elbo = _shrunk(steps, fitted, M)
             except TrainingError:
                 continue
             if model.K not in [other.model.K for other in smaller] and model.K < fitted.K:
                 frontier = steps.frontier(model.subset_statistics(steps.data))
                 smaller.append(SmallerModel(model, elbo, frontier))
     return tuple(smaller)
+
+
+def _shrunk(steps: FastSteps[Model], fitted: Model, M: int) -> tuple[Model, float]:
+    """Return a model with M points, started from the hyper-parameters of a larger one.
+
+    M points cannot represent the exact posterior: their optimum is closer to a smoother function
+    with more noise.
+    """
+    soft = scaled(fitted, variance=2.0, lengthscale=1.5, noise=2.0)
+    start = steps.eliminated(soft.with_candidates(fitted.candidates[:0]), M)
+    part = steps.part(max(2000, 16 * M))
+    if part.N < steps.data.N:
+        start, _ = steps.shortly(start, part, 100, phase=SMALLER_MODEL)
+    stop = Stop(2e-4 * steps.data.observations, 20, min(60 + 3 * M, 150))
+    return steps.optimise(start, stop=stop, precision=steps.precision(M), phase=SMALLER_MODEL)

@@ -34,6 +34,9 @@ _RELIABLE = 5
 _MEMORY, _ELEMENTS = 100, 2**24
 # Largest ratio of an entry of the diagonal to the mean curvature along the last step.
 _SPREAD = 1e3
+# Parameters of a model on a GPU up to which the steps are computed on the CPU. Each iteration reads
+# some ten numbers, and the GPU waits for each of them.
+_ON_CPU = 4096
 
 Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
 
@@ -347,11 +350,16 @@ def maximise_elbo(
         checkpoint_log: log in which this optimisation is recorded.
     """
     coordinates, log_prior = Coordinates(model, X), log_prior_of(model)
+    start = coordinates.read()
+    single = checkpoint_log.process_group.world_size == 1
+    device = start.device
+    if single and len(start) <= _ON_CPU:
+        start = start.cpu()
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
         if not coordinates.in_range(x):
             return None
-        coordinates.write(x)
+        coordinates.write(x.to(device))
         coordinates.clear_gradient()
         try:
             value = objective() + log_prior()
@@ -359,18 +367,21 @@ def maximise_elbo(
                 value.backward()
         except NotPositiveDefiniteError:
             return None
-        return value.item(), coordinates.gradient()
+        # Value and gradient in one transfer.
+        parts = value.detach().reshape(1).double(), coordinates.gradient().double()
+        numbers = torch.cat(parts).to(x.device)
+        return numbers[0].item(), numbers[1:].to(x.dtype)
 
     with torch.enable_grad():
         maximum = maximise(
             evaluate,
-            coordinates.read(),
+            start,
             stop=stop,
             on_step=on_step,
             checkpoint_log=checkpoint_log,
             scratch={"objective": objective} if isinstance(objective, Stateful) else None,
         )
-    coordinates.write(maximum.x)
+    coordinates.write(maximum.x.to(device))
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         return replace(maximum, value=maximum.value - log_prior().item())

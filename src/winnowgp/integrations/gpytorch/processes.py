@@ -136,7 +136,7 @@ def _noise(likelihood: Likelihood, P: int, like: Tensor) -> Float[Tensor, " P"]:
     """Return the noise variance of each task."""
     own: Any = likelihood
     if isinstance(likelihood, MultitaskGaussianLikelihood) and likelihood.rank == 0:
-        noise = like.new_zeros(P)
+        noise = like.new_zeros(1)
         if likelihood.has_task_noise:
             noise = noise + own.task_noises
         if likelihood.has_global_noise:
@@ -148,7 +148,12 @@ def _noise(likelihood: Likelihood, P: int, like: Tensor) -> Float[Tensor, " P"]:
             "`likelihood` must be Gaussian, or a MultitaskGaussianLikelihood of rank 0; got "
             f"{type(likelihood).__name__}. Use `MultiOutputGPRegressor` for other likelihoods."
         )
-    return noise.detach().expand(P).clamp_min(2 * LEAST_NOISE)
+    if noise.numel() not in (1, P):
+        raise InputError(
+            f"`likelihood` must have the {P} tasks of `model`; got {noise.numel()}. Set its "
+            f"`num_tasks` to {P}."
+        )
+    return noise.detach().reshape(-1).expand(P).clamp_min(2 * LEAST_NOISE)
 
 
 def _constants(model: ApproximateGP, Q: int, like: Tensor) -> Float[Tensor, " Q"]:

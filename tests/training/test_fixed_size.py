@@ -1,0 +1,89 @@
+"""The search with a fixed number of points."""
+
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+from winnowgp.data import Dataset
+from winnowgp.models import SparseGP
+from winnowgp.training import FastSchedule, MaxPoints, Progress, fit
+from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.fixed_size import best_of_size
+from winnowgp.training.lbfgs import Stop
+from winnowgp.training.schedules import TrainingContext
+
+pytestmark = pytest.mark.usefixtures("one_size")
+
+
+def waves(N: int = 120) -> Dataset:
+    """A function that varies rapidly along the second of two columns."""
+    X = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return Dataset.of(X, torch.sin(6 * X[:, 1]) + 0.1 * torch.cos(X[:, 0]))
+
+
+def steps_of(rows: Dataset, **settings: object) -> FastSteps[SparseGP]:
+    gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), rows.X[:0], noise=0.1)
+    context = TrainingContext(torch.Generator().manual_seed(0))
+    return FastSteps(gp, rows, rows=4000, context=context, **settings)
+
+
+def phases(gp: SparseGP, **settings: object) -> list[str]:
+    events: list[Progress] = []
+    schedule = FastSchedule(MaxPoints(8), rounds=1, iterations=20, **settings)
+    fit(gp, waves(), schedule=schedule, callbacks=events.append)
+    return [event.phase for event in events]
+
+
+def test_max_points_optimises_on_all_rows_before_the_search() -> None:
+    gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), waves().X[:0], noise=0.1)
+    order = phases(gp)
+    assert order.index("optimisation") < order.index("initialisation")
+
+
+@pytest.mark.parametrize("candidates", [0, 30])
+def test_max_points_searches_first_where_kernels_or_candidates_are_given(candidates: int) -> None:
+    gp = SparseGP(ScaleKernel(RBFKernel(ard_num_dims=2)), waves().X[:candidates], noise=0.1)
+    other = () if candidates else (ScaleKernel(RBFKernel()),)
+    order = phases(gp, kernels=other)
+    assert order[0] == "initialisation"
+
+
+def test_best_of_size_is_no_lower_than_any_start() -> None:
+    steps, stop = steps_of(waves()), Stop(1e-3, 20, 60)
+    tried: list[float] = []
+    optimise = steps.optimise
+
+    def recorded(model: SparseGP, **settings: object) -> tuple[SparseGP, float]:
+        result = optimise(model, **settings)
+        if settings.get("stop") is stop:
+            tried.append(steps.objective(*result))
+        return result
+
+    steps.optimise = recorded
+    best = best_of_size(steps, 10, rounds=1, stop=stop)
+    assert len(tried) == 2
+    assert steps.objective(*best) == pytest.approx(max(tried))
+    assert max(tried) > min(tried) + 1.0
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_best_of_size_many_rows_continues_only_a_promising_start(
+    behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, stop = steps_of(waves()), Stop(1e-3, 20, 300)
+    monkeypatch.setattr(steps, "precision", lambda M: "mixed")
+    monkeypatch.setattr("winnowgp.training.fixed_size._BEHIND", -1e3 if behind else 1e3)
+    counts: list[int] = []
+    optimise = steps.optimise
+
+    def recorded(model: SparseGP, **settings: object) -> tuple[SparseGP, float]:
+        own = settings["stop"]
+        assert isinstance(own, Stop)
+        if settings.get("on") is None:
+            counts.append(own.iterations)
+        return optimise(model, **settings)
+
+    monkeypatch.setattr(steps, "optimise", recorded)
+    best_of_size(steps, 10, rounds=1, stop=stop)
+    # The first start, a trial of the second, the second to the end, and double precision.
+    assert counts == ([300, 200, 300] if behind else [300, 200, 300, 300])
