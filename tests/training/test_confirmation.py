@@ -229,51 +229,14 @@ def test_lengthscales_of_ranks_are_learnt_without_held_out_rows(
     assert not torch.allclose(*ranks, rtol=1e-3)
 
 
-@pytest.mark.parametrize("bad", [1, 8])
-@pytest.mark.parametrize(("scale", "confirmed"), [(1.0, True), (0.1, False)])
-def test_confirms_counts_bad_rows_as_the_mixture_with_a_constant_does(
-    bad: int, scale: float, confirmed: bool
-) -> None:
-    gain = scale * torch.linspace(0.5, 1.0, 30, dtype=torch.float64)
-    # As much is lost in all as is gained, almost, and by several rows for the small gains.
-    gain[:bad] = -0.99 * (gain[bad:].sum() / bad if scale == 1.0 else 3.0)
-    w = constant_weight(gain, 30)
-    assert confirms(gain, 30, constant=w) == confirmed
-    # Alone, the model may have one bad row, and not several.
-    assert confirms(gain, 30) == (confirmed and bad == 1)
-    # Of more rows than a hundred, the mean of the model itself decides.
-    assert confirms(gain.repeat(4), 120, constant=w) == (gain.mean().item() >= 0)
-
-
-def test_confirms_of_gains_that_a_mixture_does_not_gain_by_is_false() -> None:
-    gain = torch.linspace(-1, 1, 30, dtype=torch.float64) - 0.3
-    w = constant_weight(gain, 30)
-    mixed = ((1 - w) * gain.exp() + w).log()
-    error = mixed.std() / 30**0.5
-    assert mixed.mean() < 1.5 * error
-    assert not confirms(gain, 30, constant=w)
-
-
-@pytest.mark.parametrize("shift", [-0.06, 0.06])
-def test_confirms_at_the_error_of_the_mixture(shift: float) -> None:
-    """The gain of the mixture at w, by its formula, beside one and a half standard errors."""
-    base = torch.linspace(-0.8, 1.2, 24, dtype=torch.float64)
-
-    def ratio(level: float) -> float:
-        gain = base + level
-        w = constant_weight(gain, 24)
-        mixed = ((1 - w) * gain.exp() + w).log()
-        return (mixed.mean() / (mixed.std() / 24**0.5)).item()
-
-    low, high = -1.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ratio(middle) < 1.5 else (low, middle)
-    gain = base + high + shift
-    # The model alone is not confirmed at either level.
-    assert gain.mean() < 1.5 * gain.std() / 24**0.5
-    assert not confirms(gain, 24)
-    assert confirms(gain, 24, constant=constant_weight(gain, 24)) == (shift > 0)
+@pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])
+def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bool) -> None:
+    gain = torch.linspace(0.5, 1.0, 30, dtype=torch.float64)
+    # As much is lost in all as is gained, almost.
+    gain[:bad] = -0.99 * gain[bad:].sum() / bad
+    assert gain.mean() > 0
+    assert gain.median() > 0.5
+    assert confirms(gain, 30) == confirmed
 
 
 def test_fast_many_columns_share_a_lengthscale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,6 @@ class Parameters(SimpleNamespace):
     """Kernels that are compared with `kernel`."""
     weak_priors: bool = False
     """Whether hyper-parameters have priors that few rows need."""
-    averaged: bool = False
-    """Whether predictions are averages over hyper-parameters and with a constant."""
     reported: bool = True
     """Whether smaller models and held-out densities are computed for the report."""
     earlier: Any = None

@@ -20,7 +20,7 @@ constant in the average over hyper-parameters (`laplace`).
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import exp, log, log1p, pi, sqrt
+from math import exp, log, pi, sqrt
 from operator import itemgetter
 
 import torch
@@ -89,16 +89,12 @@ def significant_gain(model: InducingModel, N: int) -> float:
 
 
 def confirmed_optima(
-    steps: FastSteps[Model], initial: Initialization[Model], *, averaged: bool = False
+    steps: FastSteps[Model], initial: Initialization[Model]
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
 
     The optima are returned as they are if there are many rows, also if they were pooled to few, if
     these cannot be held out, have known noise or lack targets, and if an earlier fit is continued.
-
-    Args:
-        averaged: whether predictions will be averages with a constant, of the weight that is
-            returned.
     """
     # Many rows may have been pooled to few.
     few = steps.data.N <= FEW_ROWS and not (
@@ -111,15 +107,17 @@ def confirmed_optima(
     if data.noise is not None or not data.complete:
         return initial
     if data.N <= _FEWER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
-        return _robust(steps, initial, averaged=averaged)
+        return _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
         refit = partial(_refitted, steps, optimum.model)
         gain = held_out_gain(data, refit, is_late=steps.is_late)
-        weight = constant_weight(gain, data.N, data.P)
-        certain = _is_certain(optimum, data)
-        if confirms(gain, data.N, certain=certain, constant=weight if averaged else 0.0):
+        if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
-            return replace(initial, optima=(optimum, *others), constant_weight=weight)
+            return replace(
+                initial,
+                optima=(optimum, *others),
+                constant_weight=constant_weight(gain, data.N, data.P),
+            )
     return _with_common_lengthscale(steps, initial, data)
 
 
@@ -156,7 +154,7 @@ def _with_common_lengthscale(
 
 
 def _robust(
-    steps: FastSteps[Model], initial: Initialization[Model], *, averaged: bool
+    steps: FastSteps[Model], initial: Initialization[Model]
 ) -> Initialization[Model] | None:
     """Return the optimum of targets with outliers at lengthscales that their ranks confirm."""
     data, best = with_unit_weights(steps.model, steps.sample), initial.optima[0]
@@ -179,15 +177,14 @@ def _robust(
     )
     n = min(len(own), len(gain))  # Fewer folds of one of them if the time is over.
     advantage = PredictiveGap.of(own[:n], gain[:n])
-    weights = [constant_weight(each, data.N, data.P) for each in (own, gain)]
-    constants = weights if averaged else [0.0, 0.0]
-    better = advantage.nats > _ADVANTAGE * advantage.standard_error
-    if better and confirms(own, data.N, constant=constants[0]):
-        return replace(initial, constant_weight=weights[0])
-    if not confirms(gain, data.N, constant=constants[1]):
+    if confirms(own, data.N) and advantage.nats > _ADVANTAGE * advantage.standard_error:
+        return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
+    if not confirms(gain, data.N):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
-    return replace(ranked, optima=(optimum,), held=held, constant_weight=weights[1])
+    return replace(
+        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.N, data.P)
+    )
 
 
 def _holding(model: Model, names: Iterable[str]) -> Model:
@@ -198,20 +195,11 @@ def _holding(model: Model, names: Iterable[str]) -> Model:
     return copy
 
 
-def confirms(
-    gain: Float[Tensor, " n"], N: int, *, certain: bool = False, constant: float = 0.0
-) -> bool:
+def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:
     """Return whether the gain on held-out rows says that a model generalises.
 
-    Some rows that the model does not describe make the error of its gain large, and cost little
-    where predictions are averages with a constant of weight w. Of few rows it suffices then that
-    these averages, whose gains are log((1 − w) exp(g_i) + w), are better than the constant.
-
     Args:
-        gain: gains of the held-out rows, in nats.
-        N: number of all rows.
         certain: whether the evidence leaves no doubt, so that a loss within its error is accepted.
-        constant: weight w of the constant in predictions; zero if the model predicts alone.
     """
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
     if N > _SMALL:
@@ -219,13 +207,7 @@ def confirms(
     if gain.median() > _MEDIAN and gap.nats >= 0:
         others = gain.sort().values[1:]
         gap = PredictiveGap.of(others, torch.zeros_like(others))
-    if gap.nats >= _CONFIDENT * gap.standard_error:
-        return True
-    if not 0 < constant < 1:
-        return False
-    mixed = torch.logaddexp(gain + log1p(-constant), torch.full_like(gain, log(constant)))
-    gap = PredictiveGap.of(mixed, torch.zeros_like(mixed))
-    return gap.nats > 0 and gap.nats >= _CONFIDENT * gap.standard_error
+    return gap.nats >= _CONFIDENT * gap.standard_error
 
 
 def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:

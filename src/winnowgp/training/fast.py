@@ -86,9 +86,6 @@ class FastSchedule(Schedule):
     reported: bool = True
     """Whether models with fewer points and held-out densities are computed for the report, of a
     `SparseGP` or `VariationalGP`."""
-    averaged: bool = False
-    """Whether `hyperparameter_mixture` will average predictions with a constant: then held-out rows
-    of few must confirm this average, and not the model alone."""
     deep: DeepTraining = _DEEP_TRAINING
     """Training settings of a deep GP."""
 
@@ -173,7 +170,6 @@ class FastSchedule(Schedule):
             warm_start=self.warm_start,
             kept_sizes=3 if self.reported else 0,
             reported=self.reported,
-            averaged=self.averaged,
         )
         if isinstance(model, HeteroscedasticGP):
             return fit_heteroscedastic(model, data, training=training, context=context)

@@ -319,9 +319,7 @@ def _select_by_goal(
 ) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(training.evidence_rows), steps.data
-    confirmed = initial
-    if isinstance(goal, Tolerance):
-        confirmed = confirmed_optima(steps, initial, averaged=training.averaged)
+    confirmed = confirmed_optima(steps, initial) if isinstance(goal, Tolerance) else initial
     initial = steps.initialization = confirmed or initial
     constant = steps.constant_model(initial.best)
     most = min(training.n_candidates or steps.most, steps.most)

@@ -258,8 +258,6 @@ class SparseTraining:
     """Whether held-out densities are computed for the report."""
     evidence_rows: int | None = None
     """Rows of the exact evidence at most; as many as are affordable by default."""
-    averaged: bool = False
-    """Whether predictions are averages with a constant; see `FastSchedule`."""
 
 
 class Schedule(ABC):
