@@ -33,6 +33,20 @@ def more(shop: Path, path: Path, **changes: Any) -> Path:
     return path
 
 
+def test_update_warns_of_a_target_that_is_the_same_in_all_new_rows(
+    models: dict[str, Path], shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, output = more(shop, tmp_path / "new.csv", y=lambda _: "0"), tmp_path / "updated.winnow"
+    words = ["update", str(models["y"]), str(new), "-o", str(output), "--test-size", "0"]
+    assert run(words) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the target 'y' is 0 in all 59 new rows" in said
+    # Fewer rows may well be equal.
+    new.write_text("".join(new.read_text().splitlines(keepends=True)[:10]))
+    assert run(words) == 0
+    assert "in all" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("target", ["y", "up", "visits"])
 def test_update_learns_new_rows_and_says_what_changed(
     target: str,

@@ -121,6 +121,28 @@ def test_fit_varying_noise_is_optimal_in_q(varying) -> None:
     assert result.model.weighted(data).weights.mean().item() == pytest.approx(1)
 
 
+def test_fit_of_many_rows_begins_with_the_noise_of_a_part_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, fit_noise = [], module._fit_noise
+
+    def noted(log_noise: VariationalGP, data: Dataset, **settings: Any) -> FitResult[VariationalGP]:
+        sizes.append((data.N, data.X[:, 0].unique().numel()))
+        return fit_noise(log_noise, data, **settings)
+
+    monkeypatch.setattr(module, "_fit_noise", noted)
+    monkeypatch.setattr(module, "_FIRST_ROWS", 50)
+    data = rows(varies=True)
+    result = fitted(data, FastSchedule(rounds=1, inclusion_steps=3))
+    assert data.N > 50
+    assert sizes == [(50, 50)]
+    # The last steps have all rows.
+    assert len(result.model.candidate_sets[1]) >= 1
+    assert result.elbo == pytest.approx(result.model.fixed_bound(data))
+    sd = result.posterior.predict_noise(data.X).mean.sqrt()[:, 0]
+    assert sd[-1] > 4 * sd[0]
+
+
 def test_fit_constant_noise_keeps_no_noise_points() -> None:
     data = rows(varies=False, N=40)
     result = fitted(data, FastSchedule(rounds=1, inclusion_steps=3))
