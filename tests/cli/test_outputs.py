@@ -363,6 +363,8 @@ def test_wrong_likelihoods_of_targets_are_refused(
 def test_one_target_may_be_named_in_its_likelihood() -> None:
     assert target_likelihoods(["y=1=poisson"], ["y=1"]) == {"y=1": "poisson"}
     assert target_likelihoods([], ["y"]) == {"y": "auto"}
+    with pytest.raises(InputError, match="of 'c' was given twice"):
+        target_likelihoods(["c=poisson", "c=gaussian"], ["a", "c"])
 
 
 def test_unknown_categories_are_warned_of(table: Path, model: Path) -> None:

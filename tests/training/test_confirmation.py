@@ -129,6 +129,13 @@ def test_excess_kurtosis_is_that_of_the_worst_column() -> None:
     assert excess_kurtosis(Y) == pytest.approx(stats.kurtosis(Y[:, 1]))
 
 
+@pytest.mark.parametrize(("N", "held_out"), [(12, 10), (40, 10), (8, 8)])
+def test_held_out_gain_late_has_enough_rows_to_decide(N: int, held_out: int) -> None:
+    X, Y = rows(N, 1, seed=3)
+    gain = held_out_gain(Dataset(X, Y), lambda _: gp(X, noise=0.5), is_late=lambda: True)
+    assert held_out <= len(gain) <= held_out + 3
+
+
 def test_held_out_gain_uses_each_row_once_and_only_others() -> None:
     X, Y = rows(23, 1, seed=3)
     data, seen = Dataset(X, Y), []

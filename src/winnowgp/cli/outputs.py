@@ -122,14 +122,18 @@ def target_likelihoods(options: Sequence[str], targets: Sequence[str]) -> dict[s
             "one, or one for each target: `--likelihood TARGET=NAME`."
         )
     chosen = dict.fromkeys(targets, everywhere[0] if everywhere else "auto")
+    named: set[str] = set()
     for option in options:
         target, equal, name = option.rpartition("=")
+        if equal and target in named:
+            raise InputError(f"`--likelihood` of {target!r} was given twice; give one of them.")
         if equal and target not in chosen:
             raise InputError(
                 f"`--likelihood TARGET=NAME` must name a target, {', '.join(targets)}; got "
                 f"{target!r}."
             )
         if equal:
+            named.add(target)
             chosen[target] = name
     return chosen
 

@@ -194,6 +194,7 @@ class MultiFidelityGPRegressor(StreamedProcesses):
         """Fit both relations, and keep the better one by the Bayesian information criterion.
 
         The nonlinear relation has more hyper-parameters, which its ELBO has been maximised over.
+        Those of kernels, mixing and noise count; shift and scale of the targets do not.
         """
         states = []
         for relation, fit in (("linear", self._fit_joint), ("nonlinear", self._fit_chain)):

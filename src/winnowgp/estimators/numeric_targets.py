@@ -116,6 +116,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 rows = self._pooled(rows, params)
             params.likelihood = self._likelihood_of(params, rows.P)
             self._fit(rows, params)
+        self._constant_target = isinstance(rows, Dataset) and _is_constant(rows)
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
         if rows.P > 1 or rows.has_noise:
@@ -386,6 +387,11 @@ def _with_targets(data: Dataset, rows: NDArray[np.intp]) -> Dataset:
         stacklevel=4,
     )
     return data.part((~empty).nonzero().flatten())
+
+
+def _is_constant(rows: Dataset) -> bool:
+    """Return whether all targets of several rows have the same value in every row."""
+    return rows.N > 1 and bool((rows.Y[0] == rows.Y).all())
 
 
 def _scaled_targets(

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +42,9 @@ class StreamedProcesses(ProcessEstimator, ABC):
         them, and dropped where they are no longer needed: both are priced in nats by the streaming
         bound (Bui et al. 2017), and `tolerance` is per target of the new rows. Hyper-parameters,
         mixing, noise and scaling stay those of the first call, and so do `candidates_` and
-        `inclusion_`. `elbo_`, `elbo_gap_` and `frontier_` are those of the streaming bound of the
-        last batch, given what the posterior holds of earlier rows. O(M² N + M³) for N rows and the
+        `inclusion_`. `elbo_` and `elbo_gap_` are those of the streaming bound of the rows of this
+        call, given what the posterior holds of earlier rows; `frontier_` is that of the last 4,096
+        of them at most, and `evidence_` is None. O(M² N + M³) for N rows and the
         M inducing points of all processes; O(M² N P) for P targets of other likelihoods than
         Gaussian noise.
 
@@ -76,6 +77,7 @@ class StreamedProcesses(ProcessEstimator, ABC):
             searches[function] = frontier, size
             return updated
 
+        batches: list[list[tuple[Frontier, int] | None]] = []
         for batch in rows.chunks(_ROWS):
             searches.clear()
             functions = _functions(posterior)
@@ -83,20 +85,21 @@ class StreamedProcesses(ProcessEstimator, ABC):
                 posterior = posterior.updated(batch, update)
             else:
                 posterior = update(posterior, batch)
-            self._set_searches([searches.get(each) for each in functions])
+            batches.append([searches.get(each) for each in functions])
         self.posterior_ = posterior
+        self._set_searches(batches)
         self._set_processes()
         return self
 
-    def _set_searches(self, searches: Sequence[tuple[Frontier, int] | None]) -> None:
-        """Set what the searches of a batch have found; None for functions without rows."""
-        found = [search for search in searches if search is not None]
-        nats = [frontier.bounds[size].item() for frontier, size in found]
-        count = sum(frontier.N for frontier, _ in found)
-        self.elbo_ = sum(nats)
+    def _set_searches(self, batches: Sequence[Sequence[tuple[Frontier, int] | None]]) -> None:
+        """Set what the searches of all batches have found; None for functions without rows."""
+        found = [search for batch in batches for search in batch if search is not None]
+        # Streaming bounds of one batch after another add up.
+        self.elbo_ = sum(frontier.bounds[size].item() for frontier, size in found)
         best = sum(frontier.bounds.max().item() for frontier, _ in found)
-        self.elbo_gap_ = (best - self.elbo_) / count
-        frontiers: Any = self.frontier_
+        self.elbo_gap_ = (best - self.elbo_) / sum(frontier.N for frontier, _ in found)
+        self.evidence_ = None
+        searches, frontiers = batches[-1], cast("Any", self.frontier_)
         if isinstance(frontiers, tuple):
             # One for each fidelity of a nonlinear relation.
             frontiers = tuple(
@@ -104,7 +107,7 @@ class StreamedProcesses(ProcessEstimator, ABC):
                 for before, search in zip(frontiers, searches, strict=True)
             )
         else:
-            frontiers = SizeFrontier.of(found[0][0], N=count)
+            frontiers = SizeFrontier.of(found[-1][0], N=found[-1][0].N)
         self.frontier_ = frontiers
 
 

@@ -157,7 +157,8 @@ class ProcessEstimator(NumericTargets, ABC):
         frontier_: best ELBO known for each number of inducing points of all processes together.
         elbo_: lower bound on the log evidence of standardised targets, in nats.
         elbo_gap_: nats per observed target by which the ELBO is below the best one seen.
-        evidence_: log evidence at the fitted hyper-parameters, exact or between two bounds.
+        evidence_: log evidence at the fitted hyper-parameters, exact or between two bounds; None
+            after `partial_fit`.
     """
 
     # Whether there may be several targets.

@@ -239,15 +239,15 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
     M, frontier = estimator.n_inducing_, estimator.frontier_
     few = frontier is not None and frontier.N < _TOO_FEW_ROWS
-    if M == 0 and not isinstance(estimator.posterior_.mean, ZeroMean | ConstantMean):
-        return []  # The mean alone explains the target.
-    if M == 0 and _has_no_noise(estimator):
+    if getattr(estimator, "_constant_target", False):  # Regressors alone have it.
         return [
             NoInducingPointsWarning(
                 "the target has the same value in all training rows: the model predicts it for "
                 "every row. Check the target, or add rows with other values."
             )
         ]
+    if M == 0 and not isinstance(estimator.posterior_.mean, ZeroMean | ConstantMean):
+        return []  # The mean alone explains the target.
     if M == 0 and few:
         return []  # Of so few rows, a constant is the model to expect.
     if M == 0:
@@ -295,12 +295,6 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
             )
         ]
     return []
-
-
-def _has_no_noise(estimator: Any) -> bool:
-    """Return whether a constant explains standardised targets without noise: they are constant."""
-    noise = getattr(estimator.posterior_.likelihood, "noise", None)
-    return noise is not None and bool(noise.max() < 0.01)
 
 
 def growth_alarms(estimator: Any) -> list[FitWarning]:

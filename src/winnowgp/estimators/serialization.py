@@ -97,7 +97,7 @@ _PROCESSES: _Fields = _ANY | {
     "candidates_": tuple[Float[np.ndarray, "_ _"], ...],
     "inclusion_": tuple[Float[np.ndarray, " _"], ...],
     "frontier_": SizeFrontier | tuple[SizeFrontier, ...],
-    "evidence_": Evidence,
+    "evidence_": Evidence | None,
 }
 _GPLVM: _Fields = _ANY | {
     "_x_scaler": Standardiser,

@@ -435,7 +435,8 @@ class SparseEstimator(BaseGP, ABC):
         if result.linear_gain is not None and self.kernel_name_ not in compared:
             best += result.linear_gain
             compared[self.kernel_name_] = best
-        return {name: nats - best for name, nats in compared.items()}
+        # Kernels that the time did not suffice for are not compared.
+        return {name: nats - best for name, nats in compared.items() if nats > -inf}
 
     def _warn_of_limits(self) -> None:
         if ProcessGroup.from_environment().is_first:

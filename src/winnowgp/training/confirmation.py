@@ -77,6 +77,8 @@ _MANY_COLUMNS = 0.5
 _COMMON = (0.5, 1.0, 2.0, 4.0)
 # Held-out rows after which a clear difference decides, and the standard errors that are clear.
 _ENOUGH, _CLEAR = 60, 3.0
+# Held-out rows without which nothing is decided, even if the time is over.
+_FEWEST = 10
 # The weight w of the constant model has a density ∝ w^(prior − 1) before rows are held out; values
 # of w over which its expectation is a sum.
 _PRIOR, _NODES = 2.0, 4096
@@ -314,7 +316,7 @@ def held_out_gain(
             gap = PredictiveGap.of(seen, torch.zeros_like(seen))
             if abs(gap.nats) > _CLEAR * gap.standard_error:
                 break
-        if is_late():
+        if is_late() and len(seen) >= _FEWEST:
             break
     return torch.cat(gains)
 
