@@ -322,7 +322,7 @@ def frontier_table(rows: list[Row]) -> str:
             (
                 f"**{points}**" if selected else points.split(";")[0],
                 name if selected else "by hand",
-                f"{mean['us']:.0f} ({low:.0f} to {high:.0f})",
+                _time(low, mean["us"], high),
                 f"{mean['log_density']:.3f}",
                 *(cells.get(seed, "") for seed in seeds),
                 beaten,
@@ -331,12 +331,16 @@ def frontier_table(rows: list[Row]) -> str:
     times = {tuple(row["sizes"]): row for row in TIMES}
     for sizes, nats in PAPER.items():
         low, us, high = times[sizes]["quartiles"] if sizes in times else [nan] * 3
-        us = f"{us:.0f} ({low:.0f} to {high:.0f})"
+        us = _time(low, us, high)
         points = f"{sizes[0]}, {sizes[1]}"
         lines.append((points, "the paper", us, f"{nats:.3f}", *[""] * len(seeds), ""))
     header = ["inducing points in layers 1, 2", "", "CPU µs per row (quartiles)"]
     header += ["mean test log density", *(f"seed {seed}" for seed in seeds)]
     return markdown([*header, "pairs as quick and better"], lines)
+
+
+def _time(low: float, us: float, high: float) -> str:
+    return "" if isnan(us) else f"{us:.0f} ({low:.0f} to {high:.0f})"
 
 
 def _means(rows: list[Row]) -> dict[str, float]:
@@ -381,8 +385,9 @@ SELECTED = ("selected (the result)", "selected, first smaller", "second smaller"
 
 
 def _mean_and_error(values: list[float]) -> str:
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else nan
-    return f"{fmean(values):+.4f} ± {error:.4f}"
+    if len(values) == 1:
+        return f"{values[0]:+.4f} (one split)"
+    return f"{fmean(values):+.4f} ± {stdev(values) / len(values) ** 0.5:.4f}"
 
 
 def write_page() -> None:

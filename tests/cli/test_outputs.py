@@ -391,3 +391,14 @@ def test_target_without_values_is_refused_by_a_fit_and_missing_in_an_update(
     updated = update_outputs_table(loaded, empty, test_size=0).model
     assert np.isfinite(updated.predict(rows)["wave_mean"]).all()
     assert list(loaded.evaluate(empty)) == ["level"]
+
+
+def test_fit_of_several_targets_prints_its_alarms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["x,a,b", *(f"{i / 7},{(i % 5) / 3},4" for i in range(24))]
+    table = tmp_path / "constant.csv"
+    table.write_text("\n".join(lines), "utf-8")
+    with short_process_fits():
+        assert run(["fit", str(table), "-t", "a", "-t", "b", "-o", str(tmp_path / "m.winnow")]) == 0
+    assert "the target 'b' is 4 in all" in capsys.readouterr().err

@@ -95,6 +95,7 @@ def test_gplvm_tolerance_with_max_points_means_both() -> None:
     assert GPLVM(tolerance=0.05, max_points=2, **settings).fit(TABLE).n_inducing_ == 2 < enough < 30
 
 
+@pytest.mark.slow
 def test_deep_tolerance_with_max_cost_means_both() -> None:
     settings: dict[str, Any] = {
         "epochs": (2, 10, 2),

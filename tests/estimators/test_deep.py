@@ -156,6 +156,7 @@ def test_candidates_grow_while_they_gain_more_than_the_tolerance() -> None:
     assert all(M <= 100 for M in model.n_inducing_)
 
 
+@pytest.mark.slow
 def test_layers_auto_fits_the_preferred_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = steps(30)
     short = regressor(layers="auto", epochs=(2, 6, 3), n_candidates=5).fit(X, y)

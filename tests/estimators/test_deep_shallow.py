@@ -126,6 +126,7 @@ def test_shallow_alternative_is_compared_with_the_deep_models(fitted: DeepGPRegr
     assert fitted.available_sizes_ == (fitted.n_inducing_,)
 
 
+@pytest.mark.slow
 def test_shallow_alternative_of_one_kernel_and_three_layers() -> None:
     model = shortly(3, kernel="matern32").fit(*rows(40))
     assert model.n_inducing_[:2] == (1, 1)
@@ -159,6 +160,7 @@ def test_shallow_alternative_has_at_most_the_specified_candidates(fitted: DeepGP
     assert model.n_inducing_[1] <= 6 < fitted.n_inducing_[1]
 
 
+@pytest.mark.slow
 def test_shallow_alternative_resumes_from_the_checkpoint(
     fitted: DeepGPRegressor, tmp_path: Path
 ) -> None:
@@ -179,4 +181,4 @@ def test_shallow_alternative_resumes_from_the_checkpoint(
     model.fit(*rows())
     assert model.elbo_ == fitted.elbo_
     # Neither the deep models nor the first steps of the shallow one are trained again.
-    assert set(resumed) == {"optimisation", "selection"}
+    assert set(resumed) == {"optimisation", "selection", "smaller model"}

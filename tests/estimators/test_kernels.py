@@ -199,6 +199,7 @@ def test_unknown_column_names_are_refused() -> None:
         seasons().fit(X.to_numpy(), y)
 
 
+@pytest.mark.slow
 def test_grid_search_over_kernels() -> None:
     X = np.random.default_rng(0).uniform(-2, 2, size=(40, 2))
     model = SparseGPRegressor(
@@ -210,6 +211,7 @@ def test_grid_search_over_kernels() -> None:
     assert search.best_params_["kernel"] == "rbf[0] + constant"
 
 
+@pytest.mark.slow
 def test_deep_kernels_select_columns() -> None:
     X, y = months(30)
     model = DeepGPRegressor(

@@ -52,6 +52,7 @@ def test_make_runs_makes_each_once_and_dependent_ones_later(log: Path, runs: Run
     check_each_once(Toy(log), log, runs, jobs=1)
 
 
+@pytest.mark.slow
 def test_make_runs_timing_comes_last_in_this_process(log: Path, runs: Runs) -> None:
     # The sum depends on the run that was made alone. Processes take seconds to start: two jobs are
     # tested here and after a kill only.

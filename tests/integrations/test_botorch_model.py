@@ -18,7 +18,7 @@ from torch import Tensor
 from helpers.botorch_problems import outcomes, regressor, rows
 from winnowgp import Dataset, SparseGP, SparseGPRegressor, fit
 from winnowgp.data import Standardiser
-from winnowgp.errors import InputError, MissingExtraError
+from winnowgp.errors import InputError, MissingExtraError, NoInducingPointsWarning
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.botorch.model import condition_with_points
 from winnowgp.models import JointPosterior, Posterior
@@ -299,7 +299,8 @@ def test_conditioned_model_with_history_can_be_copied(
 def test_posterior_of_a_constant_model_has_a_zero_gradient() -> None:
     """Optimisers of acquisition functions ask for the gradient of every model."""
     X = rows(8)
-    constant = SparseGPRegressor("rbf", random_state=0).fit(X.numpy(), np.zeros(8))
+    with pytest.warns(NoInducingPointsWarning, match="same value"):
+        constant = SparseGPRegressor("rbf", random_state=0).fit(X.numpy(), np.zeros(8))
     assert constant.n_inducing_ == 0
     new = rows(3, seed=1).requires_grad_()
     mean = SparseGPModel.of(constant).posterior(new).mean

@@ -34,7 +34,7 @@ def objective(result: FitResult[SparseGP]) -> float:
     return result.elbo - ALPHA * result.model.K**2
 
 
-@pytest.mark.parametrize("M", [20, 26])
+@pytest.mark.parametrize("M", [pytest.param(20, marks=pytest.mark.slow), 26])
 def test_fixed_alpha_objective_exceeds_that_of_given_numbers(M: int) -> None:
     # Elimination and optimisation in turn end with 26 points, 5.5 nats below.
     assert objective(fitted(FixedAlpha(ALPHA))) > objective(fitted(MaxPoints(M))) - 0.5

@@ -44,7 +44,7 @@ def data(y: torch.Tensor = LABELS) -> Dataset:
     [
         Tolerance(0.05),
         pytest.param(MaxPoints(6), marks=pytest.mark.unchecked),
-        pytest.param(FixedAlpha(0.05), marks=pytest.mark.unchecked),
+        pytest.param(FixedAlpha(0.05), marks=[pytest.mark.unchecked, pytest.mark.slow]),
     ],
 )
 def test_fast_schedule_any_likelihood_meets_goal(goal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,8 +287,8 @@ def fit(
     from winnowgp.data import read_table
     from winnowgp.tabular import cross_validate_table, fit_table
 
-    if not quiet and not json:
-        # The summary that is printed has these notes.
+    if not quiet and not json and len(target) == 1:
+        # The summary that is printed has these notes; that of several targets has none.
         warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
     if len(target) > 1:

@@ -119,8 +119,8 @@ def _plot_of(summary: "Summary", what: str) -> "Figure":
         )
     if not summary["training"]["moments"]:
         raise InputError(
-            "`--what trace` needs a training history, which a resized model does not have. Use the "
-            "model that it was resized from."
+            "`--what trace` needs a training history, which neither a resized nor an updated model "
+            "has. Use the file of the fit."
         )
     return _single_panel(lambda ax: draw_trace(summary["training"]["moments"], ax=ax))
 

@@ -111,21 +111,20 @@ def validated(constraints: Mapping[str, Constraint], values: Mapping[str, Any]) 
         limits = [f"`{name}`" for name in limits]
         raise InputError(
             "specify the number of inducing points in one way only: a number for `alpha`, "
-            f"{' or '.join(limits)}; got {' and '.join(f'{n}={values[n]!r}' for n in given)}."
+            f"{' or '.join(limits)}; got {' and '.join(f'`{n}` {values[n]!r}' for n in given)}."
         )
     if params.tolerance is None and not given:
         params.tolerance = TOLERANCE
     elif params.tolerance is not None and given == ["alpha"]:
         raise InputError(
             "`alpha` and `tolerance` set the number of inducing points in two ways; got "
-            f"alpha={values['alpha']!r} and tolerance={values['tolerance']!r}. Leave one of them "
-            "out."
+            f"{values['alpha']!r} and {values['tolerance']!r}. Leave one of them out."
         )
     predictive = params.schedule == "fast" and values.get("criterion", "elbo") != "elbo"
     if predictive and params.tolerance is None:
         raise InputError(
             f"`criterion` is what `tolerance` limits; got {values['criterion']!r} with "
-            f"{given[0]}={values[given[0]]!r} and no tolerance. Leave `criterion` out"
+            f"`{given[0]}` {values[given[0]]!r} and no tolerance. Leave `criterion` out"
             f"{'' if given == ['alpha'] else ', or give a `tolerance` as well'}."
         )
     if params.schedule == "paper" and params.alpha is None:

@@ -199,7 +199,8 @@ class SparseGP(InducingModel):
         self.check(data)
         blocks = self._blocks(data)
         kernel, _ = chunked_kernel(self.kernel, self.candidates, blocks)
-        L = cholesky(kernel.uu()).L
+        # More accurate for points that nearly coincide than `kernel.uu`.
+        L = cholesky(kernels.covariance(self.kernel, self.candidates, self.candidates)).L
         groups = noise_groups(blocks.groups, self.noise)
         sums = blocks.mapped(
             lambda shard: self._sums(L, kernel, shard, groups),

@@ -50,6 +50,8 @@ COUNTS = ("poisson", "negative-binomial")
 """Likelihoods of counts."""
 
 _LARGEST_SCORE = 8.0
+# Nats per observation that a model must gain over a constant to be more than one.
+_LEAST_GAIN = 1e-3
 _OF_RESIDUALS = (DependentResidualsWarning, HeavyTailsWarning, PeriodicResidualsWarning)
 
 
@@ -197,7 +199,7 @@ def constant_alarm(nats: Values, constant: Values) -> FitWarning | None:
         constant: log density of the same rows under one distribution for all.
     """
     gain, n = nats - constant, len(nats)
-    if n < 2 or gain.mean() > 0:
+    if n < 2 or gain.mean() > _LEAST_GAIN:
         return None
     error = gain.std(ddof=1) / sqrt(n)
     return WorseThanConstantWarning(

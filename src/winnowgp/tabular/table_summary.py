@@ -42,9 +42,7 @@ from winnowgp.tabular.effects import (
 from winnowgp.training import Progress
 from winnowgp.training.callbacks import SMALLER_MODEL
 
-MOST_SNAPSHOTS = 60
-
-MOST_EFFECTS = 12
+MOST_SNAPSHOTS, MOST_EFFECTS = 60, 12
 
 
 @final
@@ -60,7 +58,7 @@ class TrainingHistory:
         self._last: _Snapshot | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Record the step if it is due; those of smaller models are not part of the history."""
+        """Record the step if it is due; those of smaller models are left out."""
         if progress.phase == SMALLER_MODEL:
             return
         points = progress.candidates[0].detach().cpu().numpy().copy()

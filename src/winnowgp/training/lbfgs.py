@@ -367,9 +367,11 @@ def maximise_elbo(
                 value.backward()
         except NotPositiveDefiniteError:
             return None
+        gradient = coordinates.gradient()
+        if gradient.device == x.device:
+            return value.item(), gradient
         # Value and gradient in one transfer.
-        parts = value.detach().reshape(1).double(), coordinates.gradient().double()
-        numbers = torch.cat(parts).to(x.device)
+        numbers = torch.cat([value.detach().reshape(1).double(), gradient.double()]).to(x.device)
         return numbers[0].item(), numbers[1:].to(x.dtype)
 
     with torch.enable_grad():
