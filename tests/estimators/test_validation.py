@@ -113,7 +113,7 @@ def test_every_parameter_has_a_constraint(kind: Any) -> None:
     ids=named,
 )
 def test_two_goals_are_refused_with_both_named(kind: Any, goals: dict[str, Any]) -> None:
-    first, second = (f"{name}={value!r}" for name, value in goals.items())
+    first, second = (f"`{name}` {value!r}" for name, value in goals.items())
     with pytest.raises(InputError, match="in one way only") as error:
         kind(**goals).fit(*DATA[kind])
     assert f"got {first} and {second}." in str(error.value)
