@@ -12,7 +12,7 @@ from matplotlib.ticker import NullFormatter
 from measure import Row, grouped, mean
 from winnowgp.plots.style import COLOURS, save_figure, styled
 
-LOWEST = 1.0
+LOWEST = 2.0
 """Nats below the best density at which pictures end."""
 
 FAMILIES: dict[str, tuple[str, str, str]] = {
