@@ -9,7 +9,13 @@ from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from helpers.figures import scattered
-from winnowgp.plots import Curve, draw_effects, draw_importance, draw_posterior_1d
+from winnowgp.plots import (
+    Curve,
+    draw_effects,
+    draw_importance,
+    draw_posterior_1d,
+    draw_processes,
+)
 from winnowgp.plots.predictions import (
     ClassMap,
     Surface,
@@ -123,3 +129,21 @@ def test_draw_importance_shows_two_standard_errors() -> None:
     ends = [segment[:, 0].tolist() for segment in errors.get_segments()]
     np.testing.assert_allclose(ends, [[0.6, 1.0], [-0.04, 0.04]])
     assert ax.get_xlabel() == "loss of R²"
+
+
+def test_draw_processes_has_a_curve_a_band_and_marks_for_each() -> None:
+    x = np.linspace(0, 1, 5)
+    mean, sd = np.column_stack([x, 1 - x]), np.full((5, 2), 0.1)
+    ax = draw_processes(
+        x, mean, sd, [np.array([0.2]), np.array([0.1, 0.9])], ax=Figure().subplots()
+    )
+    curves = [np.asarray(line.get_xydata())[:, 1] for line in ax.lines]
+    np.testing.assert_allclose(curves, mean.T)
+    marks = [
+        np.asarray(each.get_offsets()) for each in ax.collections if len(each.get_offsets()) < 3
+    ]
+    marks = [each for each in marks if each[0, 1] < -0.2]
+    assert [each[:, 0].tolist() for each in marks] == [[0.2], [0.1, 0.9]]
+    assert marks[0][0, 1] != marks[1][0, 1]
+    _, labels = ax.get_legend_handles_labels()
+    assert labels == ["process 1: 1 inducing point", "process 2: 2 inducing points"]

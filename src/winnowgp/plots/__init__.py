@@ -9,6 +9,7 @@ from winnowgp.plots.predictions import (
     draw_effects,
     draw_importance,
     draw_posterior_1d,
+    draw_processes,
 )
 from winnowgp.plots.selection import (
     draw_allocations,
@@ -37,6 +38,7 @@ __all__ = [
     "draw_mixing",
     "draw_point_history",
     "draw_posterior_1d",
+    "draw_processes",
     "draw_stream",
     "draw_stream_frame",
     "save_animation",

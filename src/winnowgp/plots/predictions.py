@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -98,6 +99,37 @@ def draw_posterior_1d(
     ax.scatter(x, y, s=9, marker="x", linewidths=0.7, color=COLOURS["data"], label="data")
     draw_curve(curve, ax=ax, colour=colour)
     ax.set(xlabel="x", ylabel="y")
+    return ax
+
+
+def draw_processes(
+    x: Float[np.ndarray, " G"],
+    mean: Float[np.ndarray, "G Q"],
+    sd: Float[np.ndarray, "G Q"],
+    points: Sequence[Float[np.ndarray, " _"]],
+    *,
+    ax: Axes,
+) -> Axes:
+    """Draw the processes of a model along one input, each with its inducing points.
+
+    Inducing points are marks below the curves, a row for each process.
+
+    Args:
+        x: grid of the input, in increasing order.
+        mean: posterior means, from `predict_processes`.
+        sd: posterior standard deviations; bands have two of them.
+        points: inducing points of each process along the input.
+    """
+    lower, upper = mean - 2 * sd, mean + 2 * sd
+    least, span = lower.min(), max(upper.max() - lower.min(), 1e-12)
+    for q, own in enumerate(points):
+        colour, label = _CYCLE[q % len(_CYCLE)], f"process {q + 1}: {counted(len(own))}"
+        ax.fill_between(x, lower[:, q], upper[:, q], color=colour, alpha=0.2, linewidth=0)
+        ax.plot(x, mean[:, q], color=colour, linewidth=1.2, label=label)
+        height = least - (0.08 + 0.06 * q) * span
+        ax.scatter(own, [height] * len(own), marker="|", s=30, color=colour)
+    ax.set(xlabel="x", title="processes and their inducing points")
+    ax.legend(fontsize="small")
     return ax
 
 
