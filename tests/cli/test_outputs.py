@@ -402,3 +402,16 @@ def test_fit_of_several_targets_prints_its_alarms(
     with short_process_fits():
         assert run(["fit", str(table), "-t", "a", "-t", "b", "-o", str(tmp_path / "m.winnow")]) == 0
     assert "the target 'b' is 4 in all" in capsys.readouterr().err
+
+
+def test_update_by_a_constant_target_is_warned_of(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.linspace(1, 5, 20)
+    rows = [f"n{i},{x[i]:.4f},left,{np.sin(x[i]):.4f},3" for i in range(20)]
+    more = tmp_path / "more.csv"
+    more.write_text("\n".join(["name,x,side,wave,level", *rows]), encoding="utf-8")
+    assert run(["update", str(model), str(more), "-q", "-o", str(tmp_path / "m.winnow")]) == 0
+    error = capsys.readouterr().err
+    assert "the target 'level' is 3 in all 20 new rows" in error
+    assert "'wave'" not in error

@@ -26,7 +26,7 @@ from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.model import Extrapolation
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
-from winnowgp.tabular.units import check_column_units, check_target_units
+from winnowgp.tabular.units import check_column_units, check_target_units, warn_of_constant
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -271,6 +271,10 @@ def update_outputs_table(
     X = model.encoder.encode(rows)
     with _named_targets(model.targets):
         _check_units(model, X, Y)
+    kinds: Any = model.estimator.likelihood
+    for p, name in enumerate(model.targets):
+        if (kinds if isinstance(kinds, str) else kinds[p]) != "bernoulli":
+            warn_of_constant(name, Y[~np.isnan(Y[:, p]), p])
     train, test = np.arange(rows.N), np.arange(0)
     if test_size:
         train, test = held_out_split(rows, test_size, split_by=split_by, seed=seed)

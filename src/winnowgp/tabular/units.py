@@ -1,9 +1,11 @@
 """Checks of the rows of an update: are columns and targets in the units of the fit?"""
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.errors import InputError
+from winnowgp.errors import FitWarning, InputError
 
 # Ranges of a column by which its median may lie outside before it is taken for another unit; also
 # the standard deviations, and the ratio of scales, of a target.
@@ -13,6 +15,8 @@ _FOLLOWS = 0.9
 # Rows from which the spread of a target can be compared without that, and the standard deviations
 # of its ratio to the predictions that are clear.
 _ENOUGH_ROWS, _CLEAR = 10, 4.0
+# New rows from which an equal target is worth a warning.
+_SEVERAL = 10
 
 
 def check_column_units(name: str, values: NDArray[np.float64], *, low: float, high: float) -> None:
@@ -84,3 +88,16 @@ def _spread(values: NDArray[np.float64]) -> float:
     """Return the standard deviation of a Gaussian with the quartiles of some values."""
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low) / 1.349
+
+
+def warn_of_constant(target: str, y: NDArray[np.float64]) -> None:
+    """Warn if a target has one value in all of several new rows."""
+    if len(y) < _SEVERAL or np.ptp(y) > 0:
+        return
+    # The rows may be right, for instance of a sensor at its limit; the model learns them.
+    warnings.warn(
+        f"the target {target!r} is {y[0]:g} in all {len(y)} new rows: the model learns it as an "
+        "observation of each. Check the column; if it is wrong, go on with the earlier file.",
+        FitWarning,
+        stacklevel=3,
+    )

@@ -1,6 +1,5 @@
 """Updates of a table model by the rows of another table, without the rows that it was fitted to."""
 
-import warnings
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import FitWarning, InputError
+from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.models.likelihoods import has_noise
@@ -22,10 +21,7 @@ from winnowgp.tabular.evaluation import labelled_rows, observed_targets
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
 from winnowgp.tabular.splits import Split, held_out_split
-from winnowgp.tabular.units import check_column_units, check_target_units
-
-# New rows from which an equal target is worth a warning.
-_SEVERAL = 10
+from winnowgp.tabular.units import check_column_units, check_target_units, warn_of_constant
 
 
 @final
@@ -96,7 +92,8 @@ def update_table(
     ranges = _ranges(model, X)
     _check_units(model, ranges)
     _check_target_units(model, X, y)
-    _warn_of_constant(model, y)
+    if model.task != "classification":
+        warn_of_constant(model.target, y)
     noise = _noise(model, rows)
     train, test = _split(model, rows, test_size, split_by=split_by, seed=seed)
     before = model.estimator
@@ -134,19 +131,6 @@ def update_table(
         moved=max(batch.moved for batch in batches),
         density_before=density_before,
         density=density,
-    )
-
-
-def _warn_of_constant(model: TabularModel, y: NDArray[Any]) -> None:
-    """Warn if the target has one value in all of several new rows."""
-    if model.task == "classification" or len(y) < _SEVERAL or np.ptp(y) > 0:
-        return
-    # The rows may be right, for instance of a sensor at its limit; the model learns them.
-    warnings.warn(
-        f"the target {model.target!r} is {y[0]:g} in all {len(y)} new rows: the model learns it as "
-        "an observation of each. Check the column; if it is wrong, go on with the earlier file.",
-        FitWarning,
-        stacklevel=3,
     )
 
 
