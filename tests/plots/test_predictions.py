@@ -139,10 +139,8 @@ def test_draw_processes_has_a_curve_a_band_and_marks_for_each() -> None:
     )
     curves = [np.asarray(line.get_xydata())[:, 1] for line in ax.lines]
     np.testing.assert_allclose(curves, mean.T)
-    marks = [
-        np.asarray(each.get_offsets()) for each in ax.collections if len(each.get_offsets()) < 3
-    ]
-    marks = [each for each in marks if each[0, 1] < -0.2]
+    marks = [np.asarray(each.get_offsets()) for each in ax.collections]
+    marks = [each for each in marks if len(each) < 3 and each[0, 1] < -0.2]
     assert [each[:, 0].tolist() for each in marks] == [[0.2], [0.1, 0.9]]
     assert marks[0][0, 1] != marks[1][0, 1]
     _, labels = ax.get_legend_handles_labels()

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -99,7 +99,8 @@ class StreamedProcesses(ProcessEstimator, ABC):
         best = sum(frontier.bounds.max().item() for frontier, _ in found)
         self.elbo_gap_ = (best - self.elbo_) / sum(frontier.N for frontier, _ in found)
         self.evidence_ = None
-        searches, frontiers = batches[-1], cast("Any", self.frontier_)
+        searches = batches[-1]
+        frontiers: Any = self.frontier_
         if isinstance(frontiers, tuple):
             # One for each fidelity of a nonlinear relation.
             frontiers = tuple(
