@@ -242,14 +242,16 @@ def test_confirmed_optima_lengthscales_of_ranks_are_for_few_rows_or_a_doubtful_g
 ) -> None:
     found: list[tuple[str, ...]] = []
 
-    def confirmed(steps: Any, initial: Any) -> None:
-        found.append(confirmation.confirmed_optima(steps, initial).held)  # pyright: ignore[reportOptionalMemberAccess]
+    def recorded(steps: Any, initial: Any) -> None:
+        confirmed = confirmation.confirmed_optima(steps, initial)
+        assert confirmed is not None
+        found.append(confirmed.held)
         raise KeyboardInterrupt
 
     gains = torch.linspace(-1, 1, N, dtype=torch.double)
     gains = gains + gain * gains.std() / N**0.5  # So many standard errors.
     monkeypatch.setattr(confirmation, "held_out_gain", lambda *_, **__: gains)
-    monkeypatch.setattr("winnowgp.training.fast_sparse.confirmed_optima", confirmed)
+    monkeypatch.setattr("winnowgp.training.fast_sparse.confirmed_optima", recorded)
     X, noise = rows(N, 2, seed=3)
     with pytest.raises(KeyboardInterrupt):
         fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())

@@ -25,7 +25,7 @@ from winnowgp.bounds.sites import Sites
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
-from winnowgp.models.mixed_sites import expected_targets, initial_sites
+from winnowgp.models.mixed_sites import MeanStep, expected_targets, initial_sites
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
     SiteProblem,
@@ -89,18 +89,9 @@ def conditioned_sites(
     return alternate(problem, state, gain=_GAIN * max(observed, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A direction for the means: changes of α, of the mean of q(ε) and of the mixtures."""
-
-    alpha: Float[Tensor, "N P"]
-    q_mean: Float[Tensor, " M"]
-    mean: Float[Tensor, "N P"]
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class _Problem(SiteProblem[ConditionedSites, _Step]):
+class _Problem(SiteProblem[ConditionedSites, MeanStep]):
     expected: ExpectedLogProb
     centre: Float[Tensor, "N P"]
     features: Float[Tensor, "R M"]
@@ -117,17 +108,17 @@ class _Problem(SiteProblem[ConditionedSites, _Step]):
         variance = spread.view(self.centre.shape) + self.residual
         return self._with_likelihood(sites, root, q_mean, self._mean(q_mean), variance)
 
-    def mean_step(self, at: ConditionedSites) -> tuple[_Step, float]:
+    def mean_step(self, at: ConditionedSites) -> tuple[MeanStep, float]:
         # B δ = Σ_ip φ_ip ∂E/∂μ_ip − E ε
         lifted = at.lift - at.q_mean
         q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
         mean = self._mean(q_mean) - self.centre
         slope = at.implied.linear - at.implied.precision * at.mean
-        return _Step(slope - at.alpha() - at.sites.precision * mean, q_mean, mean), float(
+        return MeanStep(slope - at.alpha() - at.sites.precision * mean, q_mean, mean), float(
             lifted @ q_mean
         )
 
-    def move_means(self, at: ConditionedSites, step: _Step, rate: float) -> ConditionedSites:
+    def move_means(self, at: ConditionedSites, step: MeanStep, rate: float) -> ConditionedSites:
         mean, precision = at.mean + rate * step.mean, at.sites.precision
         sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
         q_mean = at.q_mean + rate * step.q_mean

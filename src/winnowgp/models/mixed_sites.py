@@ -201,7 +201,7 @@ def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class MeanStep:
     """A direction for the means of q: changes of α, m and μ."""
 
     alpha: Float[Tensor, "N P"]
@@ -211,7 +211,7 @@ class _Step:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _MixedProblem(SiteProblem[MixedInference, _Step]):
+class _MixedProblem(SiteProblem[MixedInference, MeanStep]):
     chunks: MixedChunks
     expected: ExpectedLogProb
     mixing: Float[Tensor, "P Q"]
@@ -250,15 +250,15 @@ class _MixedProblem(SiteProblem[MixedInference, _Step]):
             float(inverse.square().sum()),
         )
 
-    def mean_step(self, at: MixedInference) -> tuple[_Step, float]:
+    def mean_step(self, at: MixedInference) -> tuple[MeanStep, float]:
         # (I + Σ_ip w_ip v̂_ip v̂_ipᵀ) δ = Σ_ip g_ip v̂_ip − m, and the matrix is B.
         lifted = at.lift - at.q_mean
         q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
         mean = self._mean(q_mean)
         alpha = at.slope() - at.alpha() - at.sites.precision * mean
-        return _Step(alpha, q_mean, mean), float(lifted @ q_mean)
+        return MeanStep(alpha, q_mean, mean), float(lifted @ q_mean)
 
-    def move_means(self, at: MixedInference, step: _Step, rate: float) -> MixedInference:
+    def move_means(self, at: MixedInference, step: MeanStep, rate: float) -> MixedInference:
         q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
         precision = at.sites.precision
         sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
