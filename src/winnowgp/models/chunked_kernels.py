@@ -214,10 +214,11 @@ class StationaryChunks(ChunkedKernel):
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
         first, second, total = features.split([D, D, 1], 1)
-        d_log_s = d_log_s + torch.dot(uu.reshape(-1), self._Kuu.reshape(-1))
+        d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
         W = uu.mul_(self._weighed)
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
-        moved = W @ Z - W.sum(1, keepdim=True) * Z
+        sums = W @ torch.cat([Z, Z.new_ones(len(Z), 1)], 1)
+        moved = sums[:, :-1] - sums[:, -1:] * Z
         d_Z = self._w * (2 * moved + first - total * Z)
         d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
         # d log s = ds/s, dw = −2 w dℓ/ℓ
@@ -234,10 +235,11 @@ class StationaryChunks(ChunkedKernel):
 
     def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
         """Return K_uu and K_uu ∘ ρ, which may be one tensor."""
-        c = self._profile.rate
-        norm, products = c * self._norm, torch.mm(-c * self._wZ, self._Z.mT)
-        # Products are symmetric up to rounding, and their sums exactly.
-        u = (products + products.mT).add_(norm[:, None] + norm)
+        c, one = self._profile.rate, self._norm.new_ones(len(self._Z), 1)
+        norm = c * self._norm[:, None]
+        # c ‖z − z'‖² as one product, symmetric up to rounding.
+        left = torch.cat([-2 * c * self._wZ, norm, one], 1)
+        u = torch.mm(left, torch.cat([self._Z, one, norm], 1).mT)
         K, weighed = self._profile.weighed_covariances_(u)
         K.mul_(self._s)
         if weighed is not K:
