@@ -235,11 +235,11 @@ class StationaryChunks(ChunkedKernel):
 
     def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
         """Return K_uu and K_uu ∘ ρ, which may be one tensor."""
-        c, one = self._profile.rate, self._norm.new_ones(len(self._Z), 1)
-        norm = c * self._norm[:, None]
-        # c ‖z − z'‖² as one product, symmetric up to rounding.
-        left = torch.cat([-2 * c * self._wZ, norm, one], 1)
-        u = torch.mm(left, torch.cat([self._Z, one, norm], 1).mT)
+        c = self._profile.rate
+        norm, products = c * self._norm, torch.mm(-c * self._wZ, self._Z.mT)
+        # Products are symmetric up to rounding, and their sums exactly.
+        u = products + products.mT
+        u.add_(torch.add(norm[:, None], norm, out=products))
         K, weighed = self._profile.weighed_covariances_(u)
         K.mul_(self._s)
         if weighed is not K:
