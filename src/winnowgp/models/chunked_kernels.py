@@ -217,8 +217,7 @@ class StationaryChunks(ChunkedKernel):
         d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
         W = uu.mul_(self._weighed)
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
-        sums = W @ torch.cat([Z, Z.new_ones(len(Z), 1)], 1)
-        moved = sums[:, :-1] - sums[:, -1:] * Z
+        moved = W @ Z - W.sum(1, keepdim=True) * Z
         d_Z = self._w * (2 * moved + first - total * Z)
         d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
         # d log s = ds/s, dw = −2 w dℓ/ℓ
