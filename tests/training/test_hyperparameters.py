@@ -26,7 +26,7 @@ from winnowgp.training.initialization import (
     starting_points,
     trainable_lengthscales,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.lbfgs import Maximum, Stop, maximise_elbo
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:
@@ -226,7 +226,7 @@ def test_evidence_search_ends_with_its_share_of_the_clock(
     rows = drawn(300, 1.0, 0.1)
     count, optimise = [0], hyperparameters.optimise_evidence
 
-    def counted(*given: Any) -> tuple[float, int]:
+    def counted(*given: Any) -> Maximum:
         count[0] += 1
         return optimise(*given)
 
