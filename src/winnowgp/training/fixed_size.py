@@ -20,6 +20,8 @@ _SLOW = 3e-4
 _TRIED, _BEHIND = 200, 6e-3
 # Nats per observation by which exchanged points must raise the bound, before and after they move.
 _EXCHANGED, _MOVED = 1e-5, 1e-4
+# Points at the hyper-parameters of the search, with which fewer points are compared.
+_COMPARED = 256
 # Share of the iterations that an optimisation of exchanged points may take.
 _SHORTER = 0.2
 
@@ -101,3 +103,17 @@ def _of_two_kinds(steps: FastSteps[Model], simple: Model, stop: Stop) -> list[tu
     if steps.objective(*lower) > steps.objective(*optima[0]) - _BEHIND * N:
         optima.append(steps.optimise(lower[0], stop=stop, precision=precision))
     return optima
+
+
+def searched_model(steps: FastSteps[Model], M: int) -> Model | None:
+    """Return a model of more than M points at the hyper-parameters of the search.
+
+    Few points may prefer a constant to a function that they cannot represent, and more would gain
+    nothing at the hyper-parameters of the constant. None for other likelihoods than Gaussian noise,
+    where it takes long, and where the exact evidence of all rows is known.
+    """
+    initial = steps.initialization
+    if initial is None or initial.complete or not isinstance(steps.model, SparseGP):
+        return None
+    bare = initial.best.with_candidates(initial.best.candidates[:0])
+    return steps.with_fresh(bare, min(max(2 * M, _COMPARED), steps.most))
