@@ -1,7 +1,7 @@
 """Time and memory against rows, inducing points and processes.
 
     python benchmarks/scale.py [--what rows points ranks minibatches fits] [--rows 10000 ...] ...
-    python benchmarks/scale.py --device cuda --what gpu
+    python benchmarks/scale.py --device cuda --what gpu arithmetic
     python benchmarks/scale.py --report
 
 - rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 inducing points, one
@@ -12,8 +12,9 @@
 - ranks: the same in one and in two processes of one thread each, started by torchrun.
 - minibatches: training steps of a deep GP and of a classifier in as many processes.
 - fits: whole fits with selection from Parquet files, 256 candidates, two threads.
-- gpu: a million rows and 1024 candidates in double and mixed precision, fits with three seeds, the
-  paper's protein data, and the share of the device's float64 peak that the passes reach.
+- gpu: a million rows and 1024 candidates in double and mixed precision, fits with three seeds, and
+  the paper's protein data.
+- arithmetic: the share of a device's float64 peak that the passes reach.
 
 The data are synthetic: nine inputs, of which five determine the target. Each measurement has a
 process of its own, whose peak memory is read from the operating system, also after the imports.
@@ -389,8 +390,6 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
         results.add({"kind": kind, **row})
 
     size = {"rows": count, "points": K}
-    add("arithmetic", rows=36_000, points=4 * K, size=16_384 if options.device != "cpu" else 2048)
-    add("arithmetic", **size, size=16_384 if options.device != "cpu" else 2048)
     for points in (K // 4, K // 2, K):
         for precision in PRECISIONS:
             settings = {"rows": count, "points": points, "precision": precision}
@@ -404,6 +403,16 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
     add("protein", rows=45_730 if count >= 45_730 else count)
 
 
+def run_arithmetic(_tables: Tables, options: argparse.Namespace) -> None:
+    """Measure shares of the peak for as many rows as kin40k has, and for a million."""
+    results, threads = new_results("scale/arithmetic"), os.cpu_count() or 1
+    count, K = max(options.rows or [1_000_000]), max(options.points or [1024])
+    settings = {"size": 2048 if options.device == "cpu" else 16_384, "device": options.device}
+    for rows, points in ((36_000, 4 * K), (count, K)):
+        task = {"rows": min(rows, count), "points": points, **settings}
+        results.add(measured("arithmetic", threads=threads, **task))
+
+
 PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "rows": run_rows,
     "points": run_points,
@@ -413,6 +422,7 @@ PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "minibatches": run_minibatches,
     "fits": run_fits,
     "gpu": run_gpu,
+    "arithmetic": run_arithmetic,
 }
 
 
@@ -428,7 +438,7 @@ def main() -> None:
         default=REPEATS,
         help="timings, of which the shortest counts; seeds of fits on a GPU",
     )
-    parser.add_argument("--device", default="cpu", help="device of the part gpu")
+    parser.add_argument("--device", default="cpu", help="device of gpu, kernels and arithmetic")
     parser.add_argument(
         "--tables", type=Path, help="folder for the Parquet files; default: temporary"
     )
