@@ -152,7 +152,7 @@ def test_chunked_kernel_closed_form_equals_autograd(kernel: Callable[[], Kernel]
     for ours, theirs in zip(values, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     # GPyTorch's distance between equal points is 3e-8, whose slope is not zero.
-    atol = 1e-8 if kernel in ROUGH.values() else 1e-9
+    atol = 1e-7 if kernel in ROUGH.values() else 1e-9
     for ours, theirs in zip(gradients, slopes, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=atol * float(theirs.abs().max()))
 
