@@ -173,7 +173,11 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
         ),
     },
     # Categories and ELBO gaps had other names.
-    8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
+    8: {
+        "TableEncoder": _encoder_9,
+        "TabularModel": _tabular_model_9,
+        "SizeFrontier": _adding(given_up=0.0),
+    },
 }
 
 

@@ -155,17 +155,17 @@ def update(
     L, moments = restrict_moments(L, moments, mask)
     elbo, moved = _total(moments), 0
     lost = max(reference - frontier.bounds[K].item(), 0.0)
-    gap = given_up + max(reference - elbo, 0.0)
     if move and M:
         shifted = selected.with_candidates(selected.model.candidates)
         _optimise(shifted, data, move=True)
         after = shifted.moments(data)
         if _total(after[1]) > elbo:
             # The memory moves along.
-            (L, moments), moved, lost = after, M, gap - given_up
+            (L, moments), moved = after, M
             (L_own, own_moments), own, part = after, mask, mask[mask]
             selected = remembering = shifted
             elbo = _total(moments)
+            lost = max(reference - elbo, 0.0)
     if online.memory.fixed is None and not data.has_noise:
         remembering = remembering.remembering(L_own, own_moments)
     else:
@@ -175,7 +175,7 @@ def update(
         posterior=selected.posterior(L, moments),
         frontier=frontier,
         elbo=elbo,
-        gap=gap,
+        gap=given_up + max(reference - elbo, 0.0),
         given_up=given_up + lost,
         moved=moved,
         kept=own[: len(old)].cpu(),
