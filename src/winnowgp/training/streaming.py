@@ -147,7 +147,7 @@ def update(
     nats = _memory_nats(tolerance)
     share = max(frontier.N - given_up / nats, data.observations - earlier)
     K = frontier.smallest(nats * share / frontier.N, reference=reference)
-    K = pool.model.K if fixed else max(M, min(K, max(_MOST_MEMORY * M, _ALWAYS)))
+    K = pool.model.K if fixed else max(M, min(K, max(int(_MOST_MEMORY * M), _ALWAYS)))
     mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask], shared=True)
     remembering, part = pool.with_candidates(pool.model.candidates[own], shared=True), mask[own]
