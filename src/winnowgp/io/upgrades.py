@@ -176,8 +176,9 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     8: {
         "TableEncoder": _encoder_9,
         "TabularModel": _tabular_model_9,
-        "SizeFrontier": _adding(given_up=0.0),
     },
+    # Of the same version, later files have what a stream gave up.
+    9: {"SizeFrontier": lambda state: {"given_up": 0.0, **state}},
 }
 
 

@@ -130,7 +130,11 @@ def update(
     if learn:
         before = online.memory.observations + earlier - waiting
         pool = optimise_hyperparameters(pool, data, before=before, pool_of=pool_of)
-    L, moments = pool.moments(data)
+    try:
+        L, moments = pool.moments(data)
+    except NotPositiveDefiniteError:
+        pool = pool_of(online)
+        L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     reference, lowest = _total(moments), -inf
     if isinstance(goal, Tolerance):
