@@ -30,7 +30,7 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.nn.functional import threshold, threshold_
+from torch.nn.functional import threshold
 
 from winnowgp.bounds.gplvm import ExpectedKernel, LinearPsi, RBFPsi
 from winnowgp.errors import InputError
@@ -187,7 +187,7 @@ class RBFProfile(RadialProfile):
     rate, steepness, is_log = -0.5, 1.0, True
 
     def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
-        return threshold_(u.clamp_max_(log_s).exp_(), _LEAST_COVARIANCE, 0.0)
+        return threshold(u.clamp_max_(log_s).exp_(), _LEAST_COVARIANCE, 0.0, inplace=True)
 
     def weigh_(
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]
