@@ -261,7 +261,7 @@ def _limited(table: str, seed: int, device: str, cost: int) -> None:
 def limit_all(tables: Sequence[str], seeds: Sequence[int], device: str, *, jobs: int) -> None:
     """Add the rows of models within limits that are missing, by so many processes."""
     cases = [
-        (name, seed, device, cost) for name in tables for seed in seeds for cost in LIMITS[name]
+        (name, seed, device, cost) for name in tables for cost in LIMITS[name] for seed in seeds
     ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(_limited, *case) for case in cases]):
