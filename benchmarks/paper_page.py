@@ -106,7 +106,7 @@ EXPLANATIONS: dict[tuple[str, str], str] = {
         "which layer has more. One α for both layers with ten steps has not been run."
     ),
     ("gplvm", "further candidates become active as the latent positions move"): (
-        "with the released settings the candidates are free to follow the positions: 24 to 29 "
+        "with the released settings the candidates are free to follow the positions: 24 to 32 "
         "become active in the first tenth of the steps, and at most one in the last two thirds."
     ),
     ("estimators", "score function and relaxed gradient give comparable results"): (
