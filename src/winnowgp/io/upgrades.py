@@ -179,7 +179,7 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
         "TableEncoder": _encoder_9,
         "TabularModel": _tabular_model_9,
     },
-    # Of the same version, later files have what a stream gave up.
+    # What a stream gave up was not recorded.
     9: {"SizeFrontier": lambda state: {"given_up": 0.0, **state}},
 }
 
