@@ -87,9 +87,9 @@ def test_best_of_size_many_rows_continues_only_a_promising_start(
 
     monkeypatch.setattr(steps, "optimise", recorded)
     best_of_size(steps, 10, rounds=1, stop=stop)
-    # The first start until it is slow, a trial of the other, the higher one to the end, the lower
-    # one if it is not far behind, and double precision.
-    assert counts == ([300, 200, 300, 300] if behind else [300, 200, 300, 300, 300])
+    # The first start to the end, a trial of the other, that to the end if it is not far behind, and
+    # double precision.
+    assert counts == ([300, 200, 300] if behind else [300, 200, 300, 300])
 
 
 def test_max_points_that_represent_nothing_report_the_gap_to_a_larger_model() -> None:
