@@ -51,6 +51,7 @@ from winnowgp.training.optima import (
     best_optima,
     descending,
     distinct_optima,
+    has_lost,
 )
 
 # Rows of the first stages; further stages have four times as many.
@@ -66,9 +67,6 @@ _FEW, _SHORTLY = 3, 12
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Share of the remaining time that one start may take, and the iterations that each has at least.
 _SHARE, _LEAST = 0.2, 5
-# Starts that are so many nats per observation below the best have lost, unless as much as they lack
-# is at most so many times what their last iterations gained.
-_LOST, _RISING = 0.02, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +234,7 @@ class _Search(Generic[Model]):
         for optimum in first:
             if any(approaches(optimum, other, rows) for other in ranked):
                 continue
-            missing = highest - optimum.objective
-            least = max(_LOST * rows.observations, _RISING * optimum.recent_gain)
-            lost = continued and missing > least
+            lost = continued and has_lost(optimum, highest)
             settled = optimum.converged and optimum.objective == highest
             if lost or settled or (optimum not in half and optimum not in best):
                 ranked.append(optimum)
