@@ -89,3 +89,13 @@ def test_half_log_det_and_solve_lower_match_dense() -> None:
 def test_cholesky_gradient_matches_finite_differences() -> None:
     A = (random_matrix(5, 4, 1) + torch.eye(4, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda A: cholesky((A + A.mT) / 2).L, (A,))
+
+
+def test_definite_cholesky_overwrites_a_matrix_stored_by_columns() -> None:
+    A = random_matrix(8, 5, 0).mT
+    expected = definite_cholesky(A.clone())
+    L = definite_cholesky(A, overwrite=True)
+    assert L.data_ptr() == A.data_ptr()
+    torch.testing.assert_close(L, expected, rtol=1e-12, atol=0)
+    with pytest.raises(NotPositiveDefiniteError):
+        definite_cholesky(-random_matrix(8, 5, 1).mT, overwrite=True)

@@ -19,6 +19,7 @@ from winnowgp.training.optima import (
     best_optima,
     distinct_optima,
     divergence,
+    has_lost,
 )
 
 
@@ -82,3 +83,16 @@ def test_optima_of_equal_evidence_are_one_unless_kernels_differ() -> None:
     assert distinct_optima(ranked) == [ranked[0], ranked[2], ranked[3]]
     assert best_optima(ranked) == [ranked[0], ranked[2], ranked[4]]
     assert best_objectives(ranked, 4) == (0.08, 0.09, -inf, -inf)
+
+
+@pytest.mark.parametrize(
+    ("missing", "recent", "lost"), [(1, 0, False), (3, 1, True), (3, 2, False)]
+)
+def test_optimum_far_below_the_best_has_lost_unless_it_rises(
+    missing: float, recent: float, lost: bool
+) -> None:
+    rows = oscillation(100)
+    gp = SparseGP(ScaleKernel(RBFKernel()), rows.X[:0], noise=0.1)
+    # Two nats are 0.02 per observation.
+    optimum = Optimum(gp, -missing, 100.0, 0, recent_gain=recent)
+    assert has_lost(optimum, 0.0) is lost

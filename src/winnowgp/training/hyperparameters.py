@@ -51,6 +51,7 @@ from winnowgp.training.optima import (
     best_optima,
     descending,
     distinct_optima,
+    has_lost,
 )
 
 # Rows of the first stages; further stages have four times as many.
@@ -66,9 +67,6 @@ _FEW, _SHORTLY = 3, 12
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Share of the remaining time that one start may take, and the iterations that each has at least.
 _SHARE, _LEAST = 0.2, 5
-# Starts that are so many nats per observation below the best have lost, unless as much as they lack
-# is at most so many times what their last iterations gained.
-_LOST, _RISING = 0.02, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +147,8 @@ def maximise_evidence(
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
         if count <= STAGES[-1] and linear_gain is None:
             # Fewer rows may have no optimum near the best one of these.
-            fresh = search.fresh(ranked[0].kernel)
-            ranked = search.optimise([fresh], count, continued=True, known=ranked)
+            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
+            ranked.sort(key=descending)
     late = linear_term and search.is_late()
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
         # A slope that pays with all rows may not pay with a part of them.
@@ -210,22 +208,17 @@ class _Search(Generic[Model]):
         return with_unit_weights(self.models[0], rows)
 
     def optimise(
-        self,
-        starts: Sequence[Start[Model]],
-        count: int,
-        *,
-        continued: bool = False,
-        known: Sequence[Optimum[Model]] = (),
+        self, starts: Sequence[Start[Model]], count: int, *, continued: bool = False
     ) -> list[Optimum[Model]]:
-        """Return the optimum of each start on `count` rows and known ones, the best first.
+        """Return the optimum of each start on `count` rows, the best first.
 
         All are compared after a few iterations. Those that approach an optimum which another start
         has reached are left out. Of many starts, the worse half is not continued, except for the
         best of each kernel; of starts on many rows, all but the best.
 
         Args:
-            continued: whether those far below the best have lost, as optima of fewer rows have.
-            known: optima of these rows.
+            continued: whether the starts are optima of fewer rows; those far below the best have
+                lost then, unless they rise.
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
@@ -233,18 +226,15 @@ class _Search(Generic[Model]):
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
-        ranked = [*known] or (self._ranked(starts[:1], rows, stop) if few else [])
-        others = starts if known else starts[len(ranked) :]
-        first = self._ranked(others, rows, Stop(stop.gain, stop.window, _SHORTLY))
+        ranked = self._ranked(starts[:1], rows, stop) if few else []
+        first = self._ranked(starts[len(ranked) :], rows, Stop(stop.gain, stop.window, _SHORTLY))
         half = first if few else first[: 1 if expensive else (len(first) + 1) // 2]
         best = [] if expensive else best_optima(first)
         highest = max([o.objective for o in (*ranked, *first)], default=-inf)
         for optimum in first:
             if any(approaches(optimum, other, rows) for other in ranked):
                 continue
-            missing = highest - optimum.objective
-            least = max(_LOST * rows.observations, _RISING * optimum.recent_gain)
-            lost = continued and missing > least
+            lost = continued and has_lost(optimum, highest)
             settled = optimum.converged and optimum.objective == highest
             if lost or settled or (optimum not in half and optimum not in best):
                 ranked.append(optimum)
@@ -402,7 +392,7 @@ class _Search(Generic[Model]):
         """
         starts = [Start(with_linear_term(base.model, self.data), base.kernel) for base in bases]
         needed = max(0.01 * ranked[0].observations, 3 + 0.5 * self.data.D)
-        best = self.optimise(starts, count)[0]
+        best = self.optimise(starts, count, continued=True)[0]
         gain = best.objective - ranked[0].objective
         if gain <= needed:
             return ranked, None

@@ -24,6 +24,9 @@ from winnowgp.training.lbfgs import Curvature
 _QUADRATIC, _EQUAL, _NEAR, _COMPARED = 4.0, 2e-3, 0.1, 300
 # Optima differ if their evidences differ by so many nats per observation.
 _DISTINCT = 2e-3
+# Hyper-parameters that are so many nats per observation below the best have lost, unless they lack
+# at most so many times what their last iterations gained.
+_LOST, _RISING = 0.02, 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +97,15 @@ def divergence(a: InducingModel, b: InducingModel, rows: Dataset) -> float:
     means = prior_mean(a.mean, rows.X) - prior_mean(b.mean, rows.X)
     trace = squared_norm(solve_lower(L_b, L_a)) + squared_norm(solve_lower(L_b, means))
     return (0.5 * (trace - rows.N) + half_log_det(L_b) - half_log_det(L_a)).item()
+
+
+def has_lost(optimum: Optimum[Model], highest: float) -> bool:
+    """Return whether hyper-parameters are too far below the highest objective to be continued.
+
+    Those that still rise are continued: a few iterations may gain as much again.
+    """
+    least = max(_LOST * optimum.observations, _RISING * optimum.recent_gain)
+    return optimum.objective < highest - least
 
 
 def descending(optimum: Optimum[Model]) -> float:
