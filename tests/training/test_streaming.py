@@ -1,10 +1,13 @@
 """One batch of a stream: goals, prices of old points, and starts of the hyper-parameters."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.online import OnlineGP
 from winnowgp.training import AllCandidates, FixedAlpha, Goal, MaxPoints, Tolerance, update
@@ -109,6 +112,26 @@ def test_update_moves_points_only_where_that_pays(online: OnlineGP) -> None:
     held, moved = (update(online, batch(1), goal=MaxPoints(4), move=m) for m in (False, True))
     assert (held.moved, moved.moved) == (0, 4)
     assert moved.elbo > held.elbo
+
+
+def test_update_moved_points_have_the_gap_of_their_elbo(online: OnlineGP) -> None:
+    held, moved = (update(online, batch(1), goal=MaxPoints(4), move=m) for m in (False, True))
+    assert held.gap - moved.gap == pytest.approx(moved.elbo - held.elbo)
+
+
+def test_update_keeps_hyperparameters_with_which_no_factor_is_found(
+    online: OnlineGP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise, moments = online.model.noise.item(), OnlineGP.moments
+
+    def failing(self: OnlineGP, data: Dataset) -> Any:
+        if self.model.noise.item() != noise:
+            raise NotPositiveDefiniteError("no factor")
+        return moments(self, data)
+
+    assert update(online, batch(1)).online.model.noise.item() != noise
+    monkeypatch.setattr(OnlineGP, "moments", failing)
+    assert update(online, batch(1)).online.model.noise.item() == noise
 
 
 def test_update_shortens_a_lengthscale_at_which_the_bound_is_flat(online: OnlineGP) -> None:
