@@ -256,5 +256,8 @@ def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
         for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)"):
             table.add_column(name, justify="right")
         for each in models:
-            table.add_row(str(total_points(each)), f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
+            points, layers = str(total_points(each)), each.n_inducing_
+            if isinstance(layers, tuple):
+                points = f"{points} = {' + '.join(map(str, layers))}"
+            table.add_row(points, f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
         Console().print(table)
