@@ -16,7 +16,6 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
-    BLOCKS,
     CONTENDERS,
     Path,
     SearchResult,
@@ -181,11 +180,7 @@ class SizeFrontier:
 
 
 def elimination_frontier(
-    statistics: SearchObjective,
-    *,
-    lowest: float = -math.inf,
-    contenders: int = CONTENDERS,
-    blocks: int = BLOCKS,
+    statistics: SearchObjective, *, lowest: float = -math.inf, contenders: int = CONTENDERS
 ) -> Frontier:
     """Return the frontier of one backward elimination, the fastest to compute; O(K³).
 
@@ -194,9 +189,8 @@ def elimination_frontier(
     Args:
         lowest: bound in nats below which subsets need not be good ones, which is faster.
         contenders: number of candidates whose gains are followed exactly; fewer are faster.
-        blocks: inverse of the largest share of the points that leave at once.
     """
-    path = backward_elimination(statistics, lowest=lowest, contenders=contenders, blocks=blocks)
+    path = backward_elimination(statistics, lowest=lowest, contenders=contenders)
     return Frontier(bounds=path.bounds.flip(0), masks=path.masks.flip(0), N=statistics.N)
 
 
