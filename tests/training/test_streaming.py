@@ -20,6 +20,11 @@ def batch(seed: int, low: float = 0.0, high: float = 6.0, N: int = 30) -> Datase
     return Dataset(X, torch.sin(X[:, :1]) + noise)
 
 
+def noise_of(online: OnlineGP) -> float:
+    assert isinstance(online.model, SparseGP)
+    return online.model.noise.item()
+
+
 @pytest.fixture(scope="module")
 def online() -> OnlineGP:
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
@@ -122,16 +127,16 @@ def test_update_moved_points_have_the_gap_of_their_elbo(online: OnlineGP) -> Non
 def test_update_keeps_hyperparameters_with_which_no_factor_is_found(
     online: OnlineGP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noise, moments = online.model.noise.item(), OnlineGP.moments
+    noise, moments = noise_of(online), OnlineGP.moments
 
     def failing(self: OnlineGP, data: Dataset) -> Any:
-        if self.model.noise.item() != noise:
+        if noise_of(self) != noise:
             raise NotPositiveDefiniteError("no factor")
         return moments(self, data)
 
-    assert update(online, batch(1)).online.model.noise.item() != noise
+    assert noise_of(update(online, batch(1)).online) != noise
     monkeypatch.setattr(OnlineGP, "moments", failing)
-    assert update(online, batch(1)).online.model.noise.item() == noise
+    assert noise_of(update(online, batch(1)).online) == noise
 
 
 def test_update_shortens_a_lengthscale_at_which_the_bound_is_flat(online: OnlineGP) -> None:
