@@ -265,6 +265,7 @@ def test_elbo_gap_of_a_stream_is_that_of_the_frontier(
         model.partial_fit(*batch(seed))
     loaded = load(model.save(tmp_path / "model.winnow"))
     for each in (model, loaded):
+        assert each.frontier_ is not None
         assert each.frontier_.given_up > 0
         gap = each.frontier_.gaps[each.n_inducing_].item()
         assert gap == pytest.approx(each.elbo_gap_, rel=1e-9)

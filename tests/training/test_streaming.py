@@ -1,10 +1,13 @@
 """One batch of a stream: goals, prices of old points, and starts of the hyper-parameters."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from winnowgp.data import Dataset
+from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.online import OnlineGP
 from winnowgp.training import AllCandidates, FixedAlpha, Goal, MaxPoints, Tolerance, update
@@ -15,6 +18,11 @@ def batch(seed: int, low: float = 0.0, high: float = 6.0, N: int = 30) -> Datase
     X = low + (high - low) * torch.rand(N, 2, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(N, 1, generator=generator, dtype=torch.float64)
     return Dataset(X, torch.sin(X[:, :1]) + noise)
+
+
+def noise_of(online: OnlineGP) -> float:
+    assert isinstance(online.model, SparseGP)
+    return online.model.noise.item()
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +117,26 @@ def test_update_moves_points_only_where_that_pays(online: OnlineGP) -> None:
     held, moved = (update(online, batch(1), goal=MaxPoints(4), move=m) for m in (False, True))
     assert (held.moved, moved.moved) == (0, 4)
     assert moved.elbo > held.elbo
+
+
+def test_update_moved_points_have_the_gap_of_their_elbo(online: OnlineGP) -> None:
+    held, moved = (update(online, batch(1), goal=MaxPoints(4), move=m) for m in (False, True))
+    assert held.gap - moved.gap == pytest.approx(moved.elbo - held.elbo)
+
+
+def test_update_keeps_hyperparameters_with_which_no_factor_is_found(
+    online: OnlineGP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise, moments = noise_of(online), OnlineGP.moments
+
+    def failing(self: OnlineGP, data: Dataset) -> Any:
+        if noise_of(self) != noise:
+            raise NotPositiveDefiniteError("no factor")
+        return moments(self, data)
+
+    assert noise_of(update(online, batch(1)).online) != noise
+    monkeypatch.setattr(OnlineGP, "moments", failing)
+    assert noise_of(update(online, batch(1)).online) == noise
 
 
 def test_update_shortens_a_lengthscale_at_which_the_bound_is_flat(online: OnlineGP) -> None:
