@@ -21,6 +21,8 @@ _TRIED, _BEHIND = 200, 6e-3
 _EXCHANGED, _MOVED = 1e-5, 1e-4
 # Share of the work that is left which the only start may take.
 _ALONE = 0.95
+# Points at the hyper-parameters of the search, with which fewer points are compared.
+_COMPARED = 256
 # Share of the iterations that an optimisation of exchanged points may take.
 _SHORTER = 0.2
 
@@ -116,3 +118,17 @@ def _of_two_kinds(steps: FastSteps[Model], simple: Model, stop: Stop) -> list[tu
         if steps.objective(other, elbo) < least:
             return [first]
     return [first, steps.optimise(other, stop=stop, precision=precision)]
+
+
+def searched_model(steps: FastSteps[Model], M: int) -> Model | None:
+    """Return a model of more than M points at the hyper-parameters of the search.
+
+    Few points may prefer a constant to a function that they cannot represent, and more would gain
+    nothing at the hyper-parameters of the constant. None for other likelihoods than Gaussian noise,
+    where it takes long, and where the exact evidence of all rows is known.
+    """
+    initial = steps.initialization
+    if initial is None or initial.complete or not isinstance(steps.model, SparseGP):
+        return None
+    bare = initial.best.with_candidates(initial.best.candidates[:0])
+    return steps.with_fresh(bare, min(max(2 * M, _COMPARED), steps.most))
