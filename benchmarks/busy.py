@@ -4,7 +4,7 @@
     python benchmarks/busy.py --report
 
 Each task runs in a process of its own on the first cores, without and with one busy loop pinned to
-each of these, in turn and several times; medians are compared. Results are in
+each of these, in turn and several times; medians over all runs are compared. Results are in
 benchmarks/results/busy.
 """
 

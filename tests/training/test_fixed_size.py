@@ -92,6 +92,28 @@ def test_best_of_size_many_rows_continues_only_a_promising_start(
     assert counts == ([300, 200, 300] if behind else [300, 200, 300, 300])
 
 
+def test_best_of_size_little_work_optimises_the_best_start_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, stop = steps_of(waves()), Stop(1e-3, 20, 300)
+    cost = steps.model.chunked_cost_of(steps.data, 10)
+    steps.budget.spent = steps.budget.work_limit - 250 * cost
+    runs: list[tuple[int, float]] = []
+    optimise = steps.optimise
+
+    def recorded(model: SparseGP, **settings: Any) -> tuple[SparseGP, float]:
+        own = settings["stop"]
+        assert isinstance(own, Stop)
+        if own.iterations == stop.iterations:
+            runs.append((model.K, settings["share"]))
+        return optimise(model, **settings)
+
+    monkeypatch.setattr(steps, "optimise", recorded)
+    best, elbo = best_of_size(steps, 10, rounds=1, stop=stop)
+    assert runs == [(10, 0.95)]
+    assert elbo == pytest.approx(best.fixed_bound(steps.data))
+
+
 def test_max_points_that_represent_nothing_report_the_gap_to_a_larger_model() -> None:
     g = torch.Generator().manual_seed(0)
     X = 10 * torch.rand(400, 1, generator=g, dtype=torch.float64)

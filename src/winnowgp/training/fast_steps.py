@@ -169,6 +169,11 @@ class FastSteps(Generic[Model]):
         self.budget.spend(maximum.iterations * work)
         return found, maximum.value
 
+    def affordable_evaluations(self, model: Model, rows: Source) -> float:
+        """Return the evaluations of a bound and its gradient that the work left suffices for."""
+        cost = max(model.chunked_cost(rows), 1.0)
+        return self._decided(lambda: self.budget.remaining / cost)
+
     def share_of_work(self, share: float) -> float:
         """Return a share of the operations of the fit, and no more than a clock leaves time for."""
         if self.budget.seconds is None:
@@ -323,6 +328,7 @@ class FastSteps(Generic[Model]):
         on: Source | None = None,
         precision: str | None = None,
         phase: str = "optimisation",
+        share: float = _SHARE,
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
@@ -336,6 +342,7 @@ class FastSteps(Generic[Model]):
             precision: precision of the objective of a `SparseGP`, instead of the model's own, where
                 K_uf is large. The ELBO is computed in double precision.
             phase: name of the phase, for callbacks.
+            share: share of the work that is left which the iterations may take.
         """
         moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
@@ -344,9 +351,8 @@ class FastSteps(Generic[Model]):
         dataset = rows.as_dataset()
         dataset = self.sample if dataset is None else dataset
         initialization.lift_noise(moved, dataset)
-        cost = max(model.chunked_cost(rows), 1.0)
-        affordable = self._decided(lambda: int(_SHARE * self.budget.remaining / cost))
-        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, affordable)))
+        most = int(share * self.affordable_evaluations(model, rows))
+        stop = Stop(stop.gain, stop.window, min(stop.iterations, max(_LEAST, most)))
         count = rows.N if rows.N < self.data.N else None
         # Steps and factors of K_uu are small; passes over the rows use all threads.
         with threads_for(10.0 * model.K**3):
@@ -362,7 +368,7 @@ class FastSteps(Generic[Model]):
             )
         if isinstance(moved, SparseGP) and isinstance(model, SparseGP):
             moved.precision = model.precision
-        self.budget.spend(1.15 * maximum.iterations * cost)
+        self.budget.spend(1.15 * maximum.iterations * model.chunked_cost(rows))
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         better = self.objective(moved, after) > self.objective(model, before)
         best, elbo = (moved, after) if better else (model, before)

@@ -4,7 +4,8 @@ A smooth function with points at cluster centres is known without a search, and 
 rows at once. Then the exact evidence of some rows is maximised, for starts of another kind: the
 bound of few points has several optima, and where the data have another regime, such as a function
 that varies rapidly along one column, the first start misses it. The best of these is optimised too,
-unless it falls behind, and idle points are exchanged.
+unless it falls behind, and idle points are exchanged. Where the work of a fit does not suffice for
+one whole optimisation, all starts are compared on some rows, and the best has nearly all of it.
 """
 
 from winnowgp.models import SparseGP
@@ -18,6 +19,8 @@ from winnowgp.training.lbfgs import Stop
 _TRIED, _BEHIND = 200, 6e-3
 # Nats per observation by which exchanged points must raise the bound, before and after they move.
 _EXCHANGED, _MOVED = 1e-5, 1e-4
+# Share of the work that is left which the only start may take.
+_ALONE = 0.95
 # Points at the hyper-parameters of the search, with which fewer points are compared.
 _COMPARED = 256
 # Share of the iterations that an optimisation of exchanged points may take.
@@ -35,7 +38,12 @@ def best_of_size(
     """
     data, precision = steps.data, steps.precision(M)
     simple = _simple_start(steps, M)
-    optima = _searched(steps, M, stop) if simple is None else _of_two_kinds(steps, simple, stop)
+    if simple is None:
+        optima = _searched(steps, M, stop)
+    elif steps.affordable_evaluations(simple, data) < stop.iterations:
+        optima = [_of_best(steps, simple, stop)]
+    else:
+        optima = _of_two_kinds(steps, simple, stop)
     best, elbo = max(optima, key=lambda optimum: steps.objective(*optimum))
     if precision is not None:
         # Blocks of rows in float32 took half the time; a few steps in double precision follow.
@@ -78,12 +86,23 @@ def _searched(steps: FastSteps[Model], M: int, stop: Stop) -> list[tuple[Model, 
     return [steps.optimise(start, stop=stop, precision=precision) for start in starts]
 
 
-def _compared(steps: FastSteps[Model], M: int) -> list[Model]:
-    """Return the starts of a search that were the best after some iterations, the best first."""
+def _compared(steps: FastSteps[Model], M: int, *others: Model) -> list[Model]:
+    """Return the starts that were the best after some iterations, the best first.
+
+    Args:
+        others: starts besides those of a search.
+    """
+    starts = [*others, *steps.starts(M)]
     if steps.precision(M) is None:
-        return steps.successive_halving(steps.starts(M), on=steps.data, iterations=40, count=2)
+        return steps.successive_halving(starts, on=steps.data, iterations=40, count=2)
     part = steps.part(max(2000, 4 * M, steps.data.N // 8))
-    return steps.successive_halving(steps.starts(M), on=part, iterations=20)
+    return steps.successive_halving(starts, on=part, iterations=20)
+
+
+def _of_best(steps: FastSteps[Model], simple: Model, stop: Stop) -> tuple[Model, float]:
+    """Return the optimum of the best of all starts, where work is left for one of them only."""
+    start, *_ = _compared(steps, simple.K, simple)
+    return steps.optimise(start, stop=stop, precision=steps.precision(simple.K), share=_ALONE)
 
 
 def _of_two_kinds(steps: FastSteps[Model], simple: Model, stop: Stop) -> list[tuple[Model, float]]:
