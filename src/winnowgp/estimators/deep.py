@@ -66,7 +66,7 @@ _GPU_STEPS = (100, 3000, 3000)
 # Number of times that its steps with all candidates are repeated there, as long as that pays.
 _GPU_REPEATS = 2
 # Rounds in which points are removed, and with a number for `alpha`: it can remove most points, and
-# what few large steps cost is not regained (square wave: 2 to 4 nats per observation at once).
+# training does not regain what few large steps cost (`benchmarks/deep_jumps.py`).
 _ROUNDS, _ALPHA_ROUNDS = 3, 10
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
