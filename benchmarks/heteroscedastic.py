@@ -1,7 +1,8 @@
 """Noise that depends on the inputs: test density, coverage by region, points of both processes.
 
     python benchmarks/heteroscedastic.py --seeds 3 4 5 --jobs 2            # 2,000 rows at most
-    python benchmarks/heteroscedastic.py --seeds 3 --rows 50000 --max-points 512 --device cuda
+    python benchmarks/heteroscedastic.py --seeds 3 --rows 50000 --max-points 256 --device cuda
+    python benchmarks/heteroscedastic.py --seeds 3 --rows 50000 --methods heteroscedastic constant
     python benchmarks/heteroscedastic.py --seeds 3 4 5 --rows 500 --methods ours gpboost catboost
     python benchmarks/heteroscedastic.py --summary            # print the results as Markdown
 
@@ -21,13 +22,15 @@ true noise of made data, and by the first column of the tables. Each split is fi
 
 The log noise of all these is then optimised again: its kernel, its mean and the locations of its
 inducing points, in turn with both posteriors; the function keeps its kernel and inducing points.
-`--file` continues another result file, and `--fewer` leaves the models out that vary the number.
+`--file` continues another result file, `--fewer` leaves the models out that vary the number, and
+`--methods` fits a single model.
 Settings were chosen on seeds 0 to 2.
 """
 
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -63,9 +66,11 @@ SIZES = {"motorcycle": 200, "concrete": 927, "protein": 41157, "kin8nm": 7372}
 """Training rows of each table at most: 90 % of the rows."""
 SIZED = ("refitted", "twice", "half", "k-means", "k-means twice")
 OURS = ("constant", "heteroscedastic", *SIZED)
+PEER_NAMES = {"gpboost": "GPBoost", "catboost": "CatBoost"}
 ROUNDS, ITERATIONS, GAIN = 5, 60, 1e-4
 """Rounds and L-BFGS iterations of the log noise, and nats per observation the last may gain."""
-METHODS = ("ours", "gpboost", "catboost")
+METHODS = ("ours", "constant", "heteroscedastic", "gpboost", "catboost")
+"""All our models, one of them alone, and peers."""
 
 
 def motorcycle(seed: int, train: int) -> tuple[Problem, NDArray[np.bool_]]:
@@ -114,12 +119,13 @@ def run(
     problem, noisy = problem_of(name, seed, rows)
     case = {"name": name, "seed": seed, "rows": problem.N, "method": method, "device": device}
     case["max_points"] = max_points
-    if method != "ours":
+    if method in PEER_NAMES:
         scores = peer_scores(method, problem, noisy, seed)
         return None if scores is None else case | scores
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        models = our_scores(problem, noisy, seed, device, max_points, fewer=fewer)
+        fits = OURS[:2] if method == "ours" else (method,)
+        models = our_scores(problem, noisy, seed, device, max_points, fits=fits, fewer=fewer)
         return case | {"models": models}
 
 
@@ -137,9 +143,14 @@ def our_scores(
     device: str,
     max_points: int | None,
     *,
+    fits: Sequence[str],
     fewer: bool,
 ) -> dict[str, Row]:
-    """Return scores, points and times of our models; with at most so many points, if limited."""
+    """Return scores, points and times of our models; with at most so many points, if limited.
+
+    Args:
+        fits: the models that are fitted: "constant", "heteroscedastic" or both.
+    """
     data = Dataset.of(torch.from_numpy(problem.X), torch.from_numpy(problem.y)).merged()
     data = data.to(torch.device(device))
     first, *others = AUTO_KERNELS
@@ -151,24 +162,29 @@ def our_scores(
         kernels=tuple(kernel(other, data.D).to(data.X) for other in others),
         linear_term=True,
     )
-    generators = [torch.Generator(device).manual_seed(seed) for _ in range(2)]
-    constant, seconds = timed(lambda: fit(plain, data, schedule=schedule, generator=generators[0]))
-    print(f"constant noise: {constant.model.K} points, {seconds.wall:.0f} s", flush=True)
-    both = HeteroscedasticGP(plain, log_noise)
-    varying, longer = timed(lambda: fit(both, data, schedule=schedule, generator=generators[1]))
     X = torch.from_numpy(problem.X_test).to(data.X)
     Y = torch.from_numpy(problem.y_test)[:, None].to(data.X)
+
+    def fitted(model: Any) -> tuple[Any, Row]:
+        generator = torch.Generator(device).manual_seed(seed)
+        found, seconds = timed(lambda: fit(model, data, schedule=schedule, generator=generator))
+        sizes = [len(Z) for Z in found.model.candidate_sets]
+        print(f"{type(model).__name__}: {sizes} points, {seconds.wall:.0f} s", flush=True)
+        return found, seconds.row()
 
     def scores(posterior: Any) -> Row:
         ends = posterior.quantiles(X, X.new_tensor([0.05, 0.95]))
         inside = ((ends[0] <= Y) & (ends[1] >= Y))[:, 0].cpu().numpy()
         return quality(posterior.log_density(X, Y)[:, 0].cpu().numpy(), inside, noisy)
 
-    result = {
-        "constant": {"points": constant.model.K, "elbo": constant.elbo / problem.N}
-        | scores(constant.posterior)
-        | seconds.row()
-    }
+    result: dict[str, Row] = {}
+    if "constant" in fits:
+        constant, seconds = fitted(plain)
+        result["constant"] = {"points": constant.model.K, "elbo": constant.elbo / problem.N}
+        result["constant"] |= scores(constant.posterior) | seconds
+    if "heteroscedastic" not in fits:
+        return result
+    varying, longer = fitted(HeteroscedasticGP(plain, log_noise))
     models = {"heteroscedastic": varying.model}
     if (M := len(varying.model.log_noise.candidates)) and not fewer:
         models |= {
@@ -186,7 +202,7 @@ def our_scores(
             "elbo": model.fixed_bound(data) / problem.N,
             **scores(model.posterior(data)),
         }
-    result["heteroscedastic"] |= longer.row()
+    result["heteroscedastic"] |= longer
     return result
 
 
@@ -272,8 +288,7 @@ def flat(rows: list[Row]) -> list[Row]:
 
 def summary(rows: list[Row]) -> str:
     """Return the means over seeds as a Markdown table."""
-    names = {"gpboost": "GPBoost", "catboost": "CatBoost"}
-    order = [*OURS, *METHODS[1:]]
+    order = [*OURS, *PEER_NAMES]
     rows = sorted(
         flat(rows),
         key=lambda r: (
@@ -299,7 +314,7 @@ def summary(rows: list[Row]) -> str:
         lines.append(
             [
                 "" if case == shown_last else title,
-                names.get(method, method),
+                PEER_NAMES.get(method, method),
                 len(own),
                 shown("points", 0),
                 shown("noise_points", 0),

@@ -366,8 +366,12 @@ def progress(rows: Sequence[Row], *, limit: int = LIMIT) -> str:
         if (table, method) in ended:
             return f"ended after {limit // 60} CPU min"
         if seconds > limit:
-            return f"not run: about {seconds / 60:.0f} CPU min"
-        return "not run" if planned else "–"
+            return f"too long: about {seconds / 60:.0f} CPU min"
+        if not planned:
+            return "–"
+        return (
+            f"not yet run: about {max(seconds / 60, 1):.0f} CPU min" if seconds else "not yet run"
+        )
 
     lines = [[method, *(cell(table, method) for table in TABLES)] for method in ENVIRONMENTS]
     return markdown(["method", *TABLES], lines)

@@ -132,12 +132,14 @@ def test_progress_counts_splits_and_says_why_fits_are_missing() -> None:
     table = libraries.progress([*done, failed])
     lines = {line.split(" | ")[0]: line for line in table.splitlines()}
     assert "energy" in lines["| method"]
-    assert lines["| ngboost"].startswith("| ngboost | 2 of 5 | not run |")
-    assert lines["| gpboost-vif"].startswith("| gpboost-vif | ended after 15 CPU min | not run |")
+    assert lines["| ngboost"].startswith("| ngboost | 2 of 5 | not yet run: about 1 CPU min |")
+    assert lines["| gpboost-vif"].startswith(
+        "| gpboost-vif | ended after 15 CPU min | not yet run |"
+    )
     # Sixteen times 120 seconds.
-    assert lines["| gpflow-sgpr-128"].startswith("| gpflow-sgpr-128 | not run: about 32 CPU min |")
+    assert lines["| gpflow-sgpr-128"].startswith("| gpflow-sgpr-128 | too long: about 32 CPU min |")
     # Exact GPs of tables with more than 8,000 training rows are not planned.
-    assert lines["| sklearn-gpr"].endswith("not run | – | – |")
+    assert lines["| sklearn-gpr"].endswith("not yet run | – | – |")
 
 
 def test_draw_writes_a_picture_for_each_column(tmp_path: Path) -> None:

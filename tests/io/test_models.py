@@ -17,6 +17,8 @@ from helpers.saved_models import DATA, X, closed, sampled, sparse
 from winnowgp import Dataset, Posterior, SparseGP, VariationalGP
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.io import save
+from winnowgp.io.format import Archive
+from winnowgp.io.registry import deserialise
 from winnowgp.models import DeepPosterior, Prediction
 
 
@@ -56,6 +58,25 @@ def test_load_of_a_posterior_factorises_nothing(
     torch.testing.assert_close(
         back.predict(X).variance, posterior.predict(X).variance, rtol=1e-10, atol=1e-12
     )
+
+
+def test_load_copies_and_checks_tensors_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, threads, before = save(sparse(13), tmp_path / "a"), [], torch.get_num_threads()
+
+    def recorded(archive: Archive) -> Any:
+        threads.append(torch.get_num_threads())
+        return deserialise(archive)
+
+    monkeypatch.setattr("winnowgp.io.registry.deserialise", recorded)
+    torch.set_num_threads(3)
+    try:
+        winnowgp.load(path)
+        assert threads == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_load_of_a_version_3_posterior_computes_the_missing_factor(tmp_path: Path) -> None:

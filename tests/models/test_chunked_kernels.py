@@ -27,6 +27,7 @@ from winnowgp.models.chunked_kernels import (
     SummedChunks,
     chunked_kernel,
 )
+from winnowgp.models.kernels import covariance
 
 
 def matern(nu: float, **arguments: Any) -> Kernel:
@@ -248,3 +249,12 @@ def test_chunked_kernel_selects_the_implementation() -> None:
         ScaleKernel(rbf() + PeriodicKernel()),
     ]
     assert {selected(kernel) for kernel in others} == {AutogradChunks}
+
+
+def test_covariance_of_far_points_has_no_tiny_numbers() -> None:
+    kernel = ScaleKernel(RBFKernel()).double()
+    X = torch.linspace(0, 60, 200).double()[:, None]
+    chunks, _ = chunked_kernel(kernel, X, RowBlocks.of(Dataset.of(X, X[:, 0]), points=200))
+    for K in (covariance(kernel, X, X), chunks.uu()):
+        assert K[K > 0].min() > 1e-61
+        assert (K == 0).any()

@@ -123,7 +123,7 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
     for name in ("inducing points", "ELBO (nats)", "gap", "held-out", ""):
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
-    best = max(v for v in (*known.values(), exact) if v is not None)
+    best = max(v for v in (*known.values(), exact) if v is not None) + choice.get("given_up", 0.0)
     shown = {*_sizes(len(elbos) - 1, choice["points"]), *choice["sizes"]}
     for M in sorted(shown & known.keys()):
         selected = choice["points"] == M

@@ -37,9 +37,6 @@ from winnowgp.models import SparseGP
 
 N, CANDIDATES, ALPHA, TOLERANCE, DRAWS, SEEDS = 500, 80, 0.05, 0.01, 10, 5
 
-ADAM_SEEDS = 3
-"""Seeds of the runs that are trained by Adam, which take 10 to 40 seconds instead of two."""
-
 PROCESS = {"sigma": 0.1, "gamma": 1.0, "reach": 100.0, "clusters": 5}
 """Noise and lengthscale unless they vary, largest input, and number of clusters."""
 
@@ -158,7 +155,6 @@ class Synthetic(Experiment):
             | {"N": N, "process": PROCESS, "seed": seed}
             for kind in kinds
             for seed in seeds
-            if kind["kind"] in ("fast", "auto") or seed < ADAM_SEEDS
             for condition in RANGES
             for i in levels
         ]
