@@ -119,6 +119,15 @@ def test_large_alpha_or_small_max_cost_keep_few_points() -> None:
     assert regressor(max_cost=4, epochs=(2, 5, 5)).fit(X, y).n_inducing_ in [(1, 1)]
 
 
+@pytest.mark.parametrize(("given", "rounds"), [({"alpha": 2.0}, 10), ({"max_cost": 20}, 3)])
+def test_alpha_removes_points_in_more_rounds(given: dict[str, float], rounds: int) -> None:
+    X, y = steps(30)
+    phases = []
+    options = {"epochs": (2, 10, 2), "n_candidates": 8, **given}
+    regressor(callbacks=lambda progress: phases.append(progress.phase), **options).fit(X, y)
+    assert phases.count("selection") == rounds
+
+
 def test_max_predict_us_limits_the_points_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that costs one microsecond per point in the first layer and ten in the second."""
 

@@ -65,6 +65,9 @@ _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 _GPU_STEPS = (100, 3000, 3000)
 # Number of times that its steps with all candidates are repeated there, as long as that pays.
 _GPU_REPEATS = 2
+# Rounds in which points are removed, and with a number for `alpha`: it can remove most points, and
+# training does not regain what few large steps cost (`benchmarks/deep_jumps.py`).
+_ROUNDS, _ALPHA_ROUNDS = 3, 10
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
@@ -329,7 +332,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
             smaller_models=params.smaller_models,
             **settings,
         )
-        return FastSchedule(goal, deep=training)
+        rounds = _ROUNDS if params.alpha is None else _ALPHA_ROUNDS
+        return FastSchedule(goal, rounds=rounds, deep=training)
 
     def _after_training(
         self,
