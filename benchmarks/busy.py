@@ -4,7 +4,8 @@
     python benchmarks/busy.py --report
 
 Each task runs in a process of its own on the first cores, without and with one busy loop pinned to
-each of these. Results are in benchmarks/results/busy.
+each of these, in turn and several times; medians are compared. Results are in
+benchmarks/results/busy.
 """
 
 import argparse
@@ -17,10 +18,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from measure import Row, new_results, read_results, table
+from measure import Row, grouped, new_results, read_results, table
 from winnowgp import SparseGPRegressor, load, save
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
@@ -71,13 +73,13 @@ def neighbours(cores: list[int]) -> Iterator[None]:
             loop.wait()
 
 
-def run(threads: int) -> None:
+def run(threads: int, repeats: int) -> None:
     """Run all tasks, quiet and busy in turn."""
     results = new_results("busy/busy")
     cores = sorted(os.sched_getaffinity(0))[:threads]
     os.sched_setaffinity(0, cores)
     for name in TASKS:
-        for busy in (False, True):
+        for busy in (False, True) * repeats:
             with neighbours(cores if busy else []):
                 command = [sys.executable, __file__, "--task", name]
                 environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -89,13 +91,15 @@ def run(threads: int) -> None:
 
 def report() -> None:
     """Print seconds and ratios."""
-    rows = {(row["task"], row["busy"]): row for row in read_results("busy/*")}
+    groups = grouped(read_results("busy/*"), "task", "busy")
     lines = []
-    for name in TASKS:
-        quiet, busy = rows[name, False], rows[name, True]
-        cells = [f"{row[key]:.3f}" for key in ("wall_s", "cpu_s") for row in (quiet, busy)]
-        ratios = [f"{busy[key] / quiet[key]:.2f}" for key in ("wall_s", "cpu_s")]
-        lines.append([name, *cells, *ratios])
+    for name in dict.fromkeys(task for task, _ in groups):
+        seconds = [
+            [median(row[key] for row in groups[name, busy]) for busy in (False, True)]
+            for key in ("wall_s", "cpu_s")
+        ]
+        cells = [f"{value:.3f}" for pair in seconds for value in pair]
+        lines.append([name, *cells, *(f"{busy / quiet:.2f}" for quiet, busy in seconds)])
     header = ("task", "wall s", "busy", "CPU s", "busy", "wall ratio", "CPU ratio")
     print(table(header, lines))
 
@@ -104,6 +108,7 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2, help="number of cores and of threads")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each task")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     parser.add_argument("--report", action="store_true", help="print results without measuring")
     arguments = parser.parse_args()
@@ -111,7 +116,7 @@ def main() -> None:
         print(json.dumps(task(arguments.task)))
         return
     if not arguments.report:
-        run(arguments.threads)
+        run(arguments.threads, arguments.repeats)
     report()
 
 

@@ -1,7 +1,7 @@
 """Two-layer deep GPs: selected allocations against sizes, and inducing points, set by hand.
 
     python benchmarks/deep_frontier.py train --device cuda --seeds 3 4 5 6 7 --jobs 12
-    python benchmarks/deep_frontier.py train --device cuda --tables kin40k --no-pairs
+    python benchmarks/deep_frontier.py limits --device cuda --tables kin8nm kin40k --jobs 3
     python benchmarks/deep_frontier.py time          # alone, on one CPU thread
     python benchmarks/deep_frontier.py summary
     python benchmarks/deep_frontier.py page          # write the tables into docs/deep.md
@@ -9,7 +9,9 @@
 `train` fits one `DeepGPRegressor`, whose smaller models are the other allocations. Three of them
 are compared with as many points in every layer that start at random rows or k-means centres.
 Kin8nm also has the pairs of sizes of `winnow reproduce kin8nm-deep`, from random rows. All models
-get as many updates: 3,000, and those of the smaller models before a smaller one. `time` measures
+get as many updates: 3,000, and those of the smaller models before a smaller one. `limits` fits two
+layers within a limit of the cost, with the same start and as many updates as the models of as many
+random rows and k-means centres that it is compared with. `time` measures
 the CPU time of the prediction of a row for all sizes: median and quartiles of 25 calls. Settings
 were chosen on split seeds 0 and 1. Rows that exist already are not run again. Results are in
 benchmarks/results/deep. A step of one model leaves a GPU idle most of the time: several processes
@@ -17,7 +19,7 @@ benchmarks/results/deep. A step of one model leaves a GPU idle most of the time:
 """
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from functools import cache, partial
 from math import isnan, log, nan
 from multiprocessing import get_context
@@ -27,7 +29,17 @@ from typing import Any, final
 import torch
 
 from deep_curves import DEFAULTS, initial_model, scores
-from measure import RESULTS, Row, grouped, markdown, parser_of, replace_section, table, timed
+from measure import (
+    RESULTS,
+    Row,
+    Seconds,
+    grouped,
+    markdown,
+    parser_of,
+    replace_section,
+    table,
+    timed,
+)
 from right_number_problems import split_table
 from winnowgp import DeepGPRegressor
 from winnowgp.data import Dataset
@@ -36,6 +48,7 @@ from winnowgp.experiments.kin8nm_deep import GRID, deep_predict_us
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import DeepGP
 from winnowgp.models.deep_gp import estimate_elbo
+from winnowgp.training import DeepTraining, FastSchedule, MaxCost, fit
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import SMALLER_MODEL, Progress
 from winnowgp.training.layer_training import LayerTraining
@@ -44,6 +57,9 @@ from winnowgp.training.schedules import training_context
 UPDATES, SAMPLES, CALLS = 3000, 64, 25
 # Updates of a smaller model, and how many of the allocations are compared at equal sizes.
 SMALLER, COMPARED = UPDATES // 2, 3
+# Limits of Σ M², and updates of all models that are compared within them.
+LIMITS, LIMITED = {"kin8nm": (15_000, 5_000), "kin40k": (28_000,)}, 4500
+CANDIDATES = 150
 # Largest number of rows of an update.
 ROWS = 8192
 MODELS = Runs(RESULTS / "deep" / "frontier.jsonl")
@@ -60,11 +76,7 @@ def by_hand(
     sizes: tuple[int, ...], start: str, train: Dataset, seed: int, *, updates: int
 ) -> tuple[DeepGP, float]:
     """Return a model with these sizes after so many updates, and its ELBO per observation."""
-    device = train.X.device
-    model = initial_model(
-        train.X.cpu(), {**DEFAULTS, "sizes": sizes}, torch.Generator().manual_seed(seed)
-    ).to(device)
-    generator = torch.Generator(device).manual_seed(seed)
+    model, generator = _initial(sizes, train, seed)
     with torch.no_grad():
         for layer in model.layers:
             # Hidden layers start at the identity: their outputs are the inputs.
@@ -75,6 +87,26 @@ def by_hand(
             model, Minibatches(train, ROWS, generator), "all", steps=updates, context=context
         )
     return model, estimate_elbo(model, train, generator=generator) / train.N
+
+
+def within_cost(cost: float, train: Dataset, seed: int, *, updates: int) -> tuple[DeepGP, float]:
+    """Return the model selected within a limit of Σ M², and its ELBO per observation.
+
+    It starts like the others, with candidates at random rows, and has as many updates in all.
+    """
+    model, generator = _initial((CANDIDATES,) * 2, train, seed)
+    deep = DeepTraining(layerwise=0, pre=updates // 2, post=updates - updates // 2, batch_size=ROWS)
+    schedule = FastSchedule(MaxCost(cost), inclusion_steps=1, deep=deep)
+    model = fit(model, train, schedule=schedule, generator=generator).model
+    return model, estimate_elbo(model, train, generator=generator) / train.N
+
+
+def _initial(sizes: tuple[int, ...], train: Dataset, seed: int) -> tuple[DeepGP, torch.Generator]:
+    device = train.X.device
+    model = initial_model(
+        train.X.cpu(), {**DEFAULTS, "sizes": sizes}, torch.Generator().manual_seed(seed)
+    )
+    return model.to(device), torch.Generator(device).manual_seed(seed)
 
 
 # Kind, sizes, start and number of updates of a model that is not selected.
@@ -107,7 +139,7 @@ class Split:
 
         model = DeepGPRegressor(
             2,
-            n_candidates=150,
+            n_candidates=CANDIDATES,
             tolerance=0.005,
             batch_size=ROWS,
             epochs=(100, UPDATES // 2, UPDATES // 2),
@@ -132,14 +164,29 @@ class Split:
                     **seconds.row(),
                 )
 
+    def limited(self, cost: int) -> tuple[int, ...]:
+        """Train a model within a limit, write its row unless there is one, and return its sizes."""
+        kind = f"within {cost}"
+        for row in MODELS:
+            if (row["table"], row["kind"], row["seed"]) == (self.table, kind, self.seed):
+                return tuple(row["sizes"])
+        found = partial(within_cost, cost, self.train, self.seed, updates=LIMITED)
+        (model, elbo), seconds = timed(found)
+        self._write(kind, model, elbo, LIMITED, seconds)
+        return tuple(model.sizes)
+
+    def _write(self, kind: str, model: DeepGP, elbo: float, updates: int, seconds: Seconds) -> None:
+        nats = scores(model, self.test)["standardised_log_density"] - log(self.problem.scale)
+        more = {"elbo": elbo, "log_density": nats, "updates": updates}
+        self.add(kind, model.sizes, **more, **seconds.row())
+
     def set_by_hand(self, kind: str, sizes: tuple[int, ...], start: str, updates: int) -> None:
         """Train a model with these sizes, and write its row unless there is one."""
         if (self.table, kind, self.seed, sizes) in _rows():
             return
         found = partial(by_hand, sizes, start, self.train, self.seed, updates=updates)
         (model, elbo), seconds = timed(found)
-        nats = scores(model, self.test)["standardised_log_density"] - log(self.problem.scale)
-        self.add(kind, sizes, elbo=elbo, log_density=nats, updates=updates, **seconds.row())
+        self._write(kind, model, elbo, updates, seconds)
 
     def comparisons(self) -> list[Case]:
         """Return as many points as selected ones, from other starts, with as many updates."""
@@ -201,6 +248,25 @@ def train_all(
                 elif future in selections:
                     split = selections[future]
                     left |= {pool.submit(_train, *split, case) for case in future.result()}
+
+
+def _limited(table: str, seed: int, device: str, cost: int) -> None:
+    """Train the model within a limit, and those of as many other points."""
+    split = _split(table, seed, device)
+    sizes = split.limited(cost)
+    for start in STARTS:
+        split.set_by_hand(f"as many within {cost}, {start}", sizes, start, LIMITED)
+
+
+def limit_all(tables: Sequence[str], seeds: Sequence[int], device: str, *, jobs: int) -> None:
+    """Add the rows of models within limits that are missing, by so many processes."""
+    cases = [
+        (name, seed, device, cost) for name in tables for cost in LIMITS[name] for seed in seeds
+    ]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_limited, *case) for case in cases]):
+            if error := future.exception():
+                print(f"failed: {error!r}", flush=True)
 
 
 def _rows() -> dict[tuple[Any, ...], Row]:
@@ -356,13 +422,15 @@ def _is_better(pair: list[Row], selected: list[Row]) -> bool:
 
 def gain_table(rows: list[Row]) -> str:
     """Return the gain of selected inducing points over as many others, and its standard error."""
-    selected = {(r["table"], r["seed"], r["sizes"]): r for r in rows if r["kind"] == "selected"}
-    compared = [
-        {**r, "gain": own["log_density"] - r["log_density"], "elbo gain": own["elbo"] - r["elbo"]}
-        for r in rows
-        if r["kind"].startswith("as many")
-        and (own := selected.get((r["table"], r["seed"], r["sizes"])))
-    ]
+    models = {(r["table"], r["kind"], r["seed"], r["sizes"]): r for r in rows}
+    compared = []
+    for r in rows:
+        # "as many, random" is compared with "selected", "as many within 9, random" with "within 9".
+        kind = r["kind"].partition(", ")[0].removeprefix("as many").strip() or "selected"
+        own = models.get((r["table"], kind, r["seed"], r["sizes"]))
+        if r["kind"].startswith("as many") and own is not None:
+            gains = (own[name] - r[name] for name in ("log_density", "elbo"))
+            compared.append({**r, **dict(zip(GAINS, gains, strict=True))})
     lines = [
         (
             *key,
@@ -401,7 +469,7 @@ def write_page() -> None:
 
 def main() -> None:
     parser = parser_of(__doc__, seeds=(3,))
-    parser.add_argument("what", choices=("train", "time", "summary", "page"))
+    parser.add_argument("what", choices=("train", "limits", "time", "summary", "page"))
     parser.add_argument("--tables", nargs="+", default=["kin8nm"])
     parser.add_argument("--no-pairs", action="store_true", help="no pairs of the grid")
     parser.add_argument("--device", default="cpu")
@@ -409,6 +477,8 @@ def main() -> None:
     if given.what == "train":
         pairs = not given.no_pairs
         train_all(given.tables, given.seeds, given.device, pairs=pairs, jobs=given.jobs)
+    elif given.what == "limits":
+        limit_all(given.tables, given.seeds, given.device, jobs=given.jobs)
     elif given.what == "time":
         time_all()
     if given.what == "page":

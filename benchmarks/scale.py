@@ -1,19 +1,20 @@
 """Time and memory against rows, inducing points and processes.
 
     python benchmarks/scale.py [--what rows points ranks minibatches fits] [--rows 10000 ...] ...
-    python benchmarks/scale.py --device cuda --what gpu
+    python benchmarks/scale.py --device cuda --what gpu arithmetic
     python benchmarks/scale.py --report
 
-- rows: the bound and its gradient from a Parquet file of 1e4 to 1e7 rows, 128 inducing points, one
+- rows: the bound and its gradient from a Parquet file of 1e3 to 1e7 rows, 128 inducing points, one
   thread, and a selection from the statistics.
-- points: the same for 1e5 rows against the number of inducing points.
+- points: the same for 1e4 rows against the number of inducing points.
 - columns: the same for 1e4 rows against the number of inputs.
 - kernels: the same for 1e4 rows with other kernels, relative to RBF (1e5 rows on a GPU).
 - ranks: the same in one and in two processes of one thread each, started by torchrun.
 - minibatches: training steps of a deep GP and of a classifier in as many processes.
 - fits: whole fits with selection from Parquet files, 256 candidates, two threads.
-- gpu: a million rows and 1024 candidates in double and mixed precision, fits with three seeds, the
-  paper's protein data, and the share of the device's float64 peak that the passes reach.
+- gpu: a million rows and 1024 candidates in double and mixed precision, fits with three seeds, and
+  the paper's protein data.
+- arithmetic: the share of a device's float64 peak that the passes reach.
 
 The data are synthetic: nine inputs, of which five determine the target. Each measurement has a
 process of its own, whose peak memory is read from the operating system, also after the imports.
@@ -50,8 +51,8 @@ from winnowgp.models import SparseGP
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import FastSchedule, fit
 
-ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
-POINTS = [32, 64, 128, 256, 512]
+ROWS = [1000, 10_000, 100_000, 1_000_000, 10_000_000]
+POINTS = [32, 64, 128, 256, 512, 1024, 2048, 4096]
 INPUT_COLUMNS = [2, 5, 10, 25, 50, 100]
 KERNELS = ["rbf", "matern12", "matern32", "matern52", "rbf + linear", "rbf[:4] * matern32[4:]"]
 BATCHES = [1024, 4096, 16_384]
@@ -125,9 +126,10 @@ def evaluation(
     row |= {"bound": values[-1], "peak_mib": peak_mib(), "gpu_mib": gpu_mib()}
     row |= shortest(lambda: model.moments(source), repeats).row("statistics_")
     statistics = model.subset_statistics(source)
-    row |= shortest(lambda: elimination_frontier(statistics), 5).row("selection_")
+    few = points <= 512
+    row |= shortest(lambda: elimination_frontier(statistics), 5 if few else 1).row("selection_")
     mask = torch.arange(points, device=device) % 2 == 0
-    row |= shortest(lambda: statistics.marginal_gains(mask), 20).row("flips_")
+    row |= shortest(lambda: statistics.marginal_gains(mask), 20 if few else 2).row("flips_")
     return row
 
 
@@ -322,7 +324,7 @@ def run_rows(tables: Tables, options: argparse.Namespace) -> None:
 def run_points(tables: Tables, options: argparse.Namespace) -> None:
     """Measure against the number of inducing points."""
     results = new_results("scale/points")
-    count = max(options.rows or [100_000])
+    count = max(options.rows or [10_000])
     for K in options.points or POINTS:
         settings = {"rows": count, "points": K, "repeats": options.repeats, "path": tables(count)}
         results.add(measured("evaluation", **settings))
@@ -374,7 +376,7 @@ def run_fits(tables: Tables, options: argparse.Namespace) -> None:
     """Measure whole fits on two cores."""
     results = new_results("scale/fits")
     K = max(options.points or [256])
-    for count in options.rows or ROWS[:3]:
+    for count in options.rows or ROWS[1:4]:
         settings = {"rows": count, "points": K, "path": tables(count)}
         results.add(measured("fit", threads=2, **settings))
 
@@ -389,8 +391,6 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
         results.add({"kind": kind, **row})
 
     size = {"rows": count, "points": K}
-    add("arithmetic", rows=36_000, points=4 * K, size=16_384 if options.device != "cpu" else 2048)
-    add("arithmetic", **size, size=16_384 if options.device != "cpu" else 2048)
     for points in (K // 4, K // 2, K):
         for precision in PRECISIONS:
             settings = {"rows": count, "points": points, "precision": precision}
@@ -404,6 +404,16 @@ def run_gpu(tables: Tables, options: argparse.Namespace) -> None:
     add("protein", rows=45_730 if count >= 45_730 else count)
 
 
+def run_arithmetic(_tables: Tables, options: argparse.Namespace) -> None:
+    """Measure shares of the peak for as many rows as kin40k has, and for a million."""
+    results, threads = new_results("scale/arithmetic"), os.cpu_count() or 1
+    count, K = max(options.rows or [1_000_000]), max(options.points or [1024])
+    settings = {"size": 2048 if options.device == "cpu" else 16_384, "device": options.device}
+    for rows, points in ((36_000, 4 * K), (count, K)):
+        task = {"rows": min(rows, count), "points": points, **settings}
+        results.add(measured("arithmetic", threads=threads, **task))
+
+
 PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "rows": run_rows,
     "points": run_points,
@@ -413,6 +423,7 @@ PARTS: dict[str, Callable[[Tables, argparse.Namespace], None]] = {
     "minibatches": run_minibatches,
     "fits": run_fits,
     "gpu": run_gpu,
+    "arithmetic": run_arithmetic,
 }
 
 
@@ -428,7 +439,7 @@ def main() -> None:
         default=REPEATS,
         help="timings, of which the shortest counts; seeds of fits on a GPU",
     )
-    parser.add_argument("--device", default="cpu", help="device of the part gpu")
+    parser.add_argument("--device", default="cpu", help="device of gpu, kernels and arithmetic")
     parser.add_argument(
         "--tables", type=Path, help="folder for the Parquet files; default: temporary"
     )

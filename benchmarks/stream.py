@@ -216,7 +216,8 @@ def tasks_of(given: argparse.Namespace) -> list[Task]:
     """Return the tasks of the command line, those that take longest first."""
     tasks = []
     for part in given.only:
-        names = [name for name in PARTS[part] if part != "uci" or name in given.tables]
+        shown = {"uci": given.tables, "magnetometer": given.magnetometer}.get(part, PARTS[part])
+        names = [name for name in PARTS[part] if name in shown]
         # The magnetometer has no seeds, and the other methods no classes.
         seeds = given.seeds[:1] if part == "magnetometer" else given.seeds
         methods = (OURS, BATCH_FIT) if part == "moons" else METHODS
@@ -268,6 +269,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
+    paths = PARTS["magnetometer"]
+    parser.add_argument("--magnetometer", nargs="+", choices=paths, default=paths)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--tolerance", type=float, default=0.01)

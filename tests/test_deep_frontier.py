@@ -65,6 +65,14 @@ def test_gain_table_pairs_models_of_the_same_sizes_and_split() -> None:
     assert line.endswith("| 2 of 2 |")
 
 
+def test_gain_table_compares_models_within_a_limit_with_each_other() -> None:
+    rows = [row("selected", 3, (9, 9), 6.0, 5.0, chosen=True, updates=3000)]
+    rows.append(row("within 162", 3, (9, 9), 6.0, 1.2, updates=4500))
+    rows.append(row("as many within 162, kmeans", 3, (9, 9), 6.0, 1.1, updates=4500))
+    (_, _, line) = frontier.gain_table(rows).splitlines()
+    assert "| as many within 162, kmeans | 1 | 9 + 9 | +0.1000 (one split) |" in line
+
+
 def test_page_table_has_paired_differences_of_common_splits() -> None:
     def fit(name: str, seed: int, nats: float, points: list[int]) -> dict[str, Any]:
         identity = {"table": "energy", "fit": name, "seed": seed, "rows": None, "quick": False}

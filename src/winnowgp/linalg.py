@@ -101,8 +101,13 @@ def _nan_unless_definite(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batc
     return L.masked_fill((info != 0)[..., None, None], torch.nan)
 
 
-def definite_cholesky(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M M"]:
+def definite_cholesky(
+    A: Float[Tensor, "*batch M M"], *, overwrite: bool = False
+) -> Float[Tensor, "*batch M M"]:
     """Return the lower factor of a matrix of the form I + V Vᵀ, which needs no jitter.
+
+    Args:
+        overwrite: whether the factor replaces A, which saves memory if A is stored by columns.
 
     Raises:
         NotPositiveDefiniteError: `A` is not finite or not positive definite.
@@ -110,7 +115,11 @@ def definite_cholesky(A: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch M
     if recording(A):
         return _nan_unless_definite(A)
     with threads_for(A.numel() * A.shape[-1] / 3):
-        L, info = torch.linalg.cholesky_ex(A)
+        if overwrite:
+            info = torch.empty(A.shape[:-2], dtype=torch.int32, device=A.device)
+            L, info = torch.linalg.cholesky_ex(A, out=(A, info))
+        else:
+            L, info = torch.linalg.cholesky_ex(A)
     # One read, since each one synchronises with a GPU.
     pivots = L.diagonal(dim1=-2, dim2=-1).sum(-1).masked_fill(info != 0, torch.nan)
     if not isfinite(pivots.sum().item()):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from helpers.problems import problem
-from winnowgp.bounds.collapsed import exact_log_marginal
+from winnowgp.bounds.collapsed import exact_log_marginal, grouped_sums
 from winnowgp.bounds.panels import (
     PANEL,
     add_gram,
@@ -84,7 +84,33 @@ def test_solve_in_panels_equals_dense_solve(M: int, size: int) -> None:
     L, A = triangle(M), columns(M)
     expected = torch.linalg.solve(L, A)
     torch.testing.assert_close(whiten(L, A.clone()), expected)
-    torch.testing.assert_close(solve_in_panels(L, A.clone(), size), expected)
+    torch.testing.assert_close(solve_in_panels(L, A.clone(), size=size), expected)
+
+
+@pytest.mark.parametrize("M", [100, 300])
+@pytest.mark.parametrize("uniform", [True, False])
+def test_grouped_sums_with_triangle_inverses_equals_solves(
+    M: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a GPU, where inverses are computed once and scaled for each chunk.
+    L, A = triangle(M), columns(M)
+    B = A.shape[1]
+    precision = torch.full((), 2.5, dtype=A.dtype).expand(B)
+    precision = precision if uniform else 2.5 + torch.arange(B, dtype=A.dtype)
+    Y = torch.linspace(-1, 1, B, dtype=A.dtype)[:, None]
+
+    def sums() -> tuple[Tensor, ...]:
+        chunk = (A.clone(), torch.ones(B, dtype=A.dtype), [(Y, precision)])
+        return grouped_sums(L, [chunk, (2 * A, *chunk[1:])])
+
+    expected = sums()
+    padded = torch.eye(384, dtype=L.dtype)
+    padded[:M, :M] = L
+    inverses = [torch.linalg.inv(padded[i : i + 128, i : i + 128]) for i in range(0, M, 128)]
+    monkeypatch.setattr(
+        "winnowgp.bounds.collapsed.triangle_inverses", lambda _: torch.stack(inverses)
+    )
+    torch.testing.assert_close(sums(), expected)
 
 
 def test_solve_in_panels_singular_covariance_keeps_the_bound() -> None:

@@ -256,6 +256,6 @@ def test_fit_table_and_predict_take_data_frames(package: str, frame_model: Tabul
     module = import_module(package)
     frame = module.table(FRAME) if package == "pyarrow" else module.DataFrame(FRAME)
     expected = frame_model.predict(FRAME)["mean"]
-    np.testing.assert_array_equal(frame_model.predict(frame)["mean"], expected)
+    np.testing.assert_allclose(frame_model.predict(frame)["mean"], expected, rtol=1e-10, atol=1e-12)
     with pytest.raises(InputError, match="`target` must name columns of the table; 'cost'"):
         fit_table(frame, "cost")

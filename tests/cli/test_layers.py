@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 from winnowgp import DeepGPClassifier, DeepGPRegressor, TabularModel, load
 from winnowgp.cli.app import run
+from winnowgp.cli.summary import PhaseBars
 from winnowgp.data import read_table
 from winnowgp.estimators import deep
+from winnowgp.training import Progress
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,23 @@ def test_evaluate_report_and_frontier_read_a_deep_model(
     assert selected[0]["held_out_nats_per_observation"] == pytest.approx(held_out)
     assert run(["frontier", str(regression)]) == 0
     assert "selected" in capsys.readouterr().out
+
+
+def test_resize_without_points_lists_layers(
+    regression: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["resize", str(regression)]) == 0
+    sizes = regressor(loaded(regression)).n_inducing_
+    assert f"{sum(sizes)} = {' + '.join(map(str, sizes))}" in capsys.readouterr().out
+
+
+def test_progress_of_a_deep_model_names_points_per_layer() -> None:
+    text = StringIO()
+    layers = torch.zeros(3, 1), torch.zeros(2, 1)
+    with PhaseBars(Console(file=text, width=100), quiet=False) as bars:
+        bars.update(Progress("post-train", 1, 1, 4.0, None, layers))
+    assert "selected" in text.getvalue()
+    assert "3 + 2 inducing points" in text.getvalue()
 
 
 def test_resize_saves_a_smaller_deep_model(regression: Path, tmp_path: Path) -> None:

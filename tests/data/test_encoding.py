@@ -74,8 +74,8 @@ def test_encoder_strings_with_commas_are_categories() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"a": ["1", ""]}, "'a' has 1 missing values, the first in row 2"),
-        ({"a": ["x", None]}, "'a' has 1 missing values, the first in row 2"),
+        ({"a": ["1", ""]}, "'a' has a missing value in row 2"),
+        ({"a": ["x", None]}, "'a' has a missing value in row 2"),
         ({"a": ["1", "inf"]}, "'a' has inf in row 2"),
         ({"a": ["1", "-2e300"]}, "row 2; numbers must be finite"),
         ({"a": [None, None]}, "'a' is empty"),

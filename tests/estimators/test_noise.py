@@ -164,7 +164,7 @@ def test_save_and_export_keep_the_noise_of_each_target(
     loaded = winnowgp.load(model.save(tmp_path / "model.winnow"))
     np.testing.assert_array_equal(loaded.noise_, model.noise_)
     mean, sd = model.predict(NEW, return_std=True)
-    np.testing.assert_array_equal(loaded.predict(NEW, return_std=True)[1], sd)
+    np.testing.assert_allclose(loaded.predict(NEW, return_std=True)[1], sd, rtol=1e-10, atol=1e-12)
     exported = run_path(str(export_numpy(model, tmp_path / "model.py")))["predict"](NEW)
     np.testing.assert_allclose(exported["mean"], mean, atol=1e-7)
     np.testing.assert_allclose(np.sqrt(exported["variance"]), sd, rtol=1e-6)

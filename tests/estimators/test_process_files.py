@@ -76,17 +76,19 @@ def new(model: Any) -> Any:
 
 
 def assert_equal(one: Any, other: Any, rows: Any, targets: Any) -> None:
-    """Assert that two models have the same attributes and predictions, to the last digit."""
+    """Assert that two models have the same attributes and predictions."""
     assert one.n_inducing_ == other.n_inducing_
-    assert one.elbo_ == other.elbo_
+    assert one.elbo_ == pytest.approx(other.elbo_, rel=1e-10)
     assert one.evidence_ == other.evidence_
     for mine, yours in zip(one.inducing_points_, other.inducing_points_, strict=True):
-        np.testing.assert_array_equal(mine, yours)
+        np.testing.assert_allclose(mine, yours, rtol=1e-10, atol=1e-12)
     for mine, yours in zip(
         one.predict(rows, return_std=True), other.predict(rows, return_std=True), strict=True
     ):
-        np.testing.assert_array_equal(mine, yours)
-    np.testing.assert_array_equal(one.log_density(rows, targets), other.log_density(rows, targets))
+        np.testing.assert_allclose(mine, yours, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        one.log_density(rows, targets), other.log_density(rows, targets), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,6 +17,8 @@ from helpers.saved_models import DATA, X, closed, sampled, sparse
 from winnowgp import Dataset, Posterior, SparseGP, VariationalGP
 from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.io import save
+from winnowgp.io.format import Archive
+from winnowgp.io.registry import deserialise
 from winnowgp.models import DeepPosterior, Prediction
 
 
@@ -53,7 +55,28 @@ def test_load_of_a_posterior_factorises_nothing(
     for name in ("eigh", "cholesky_ex", "cholesky", "qr", "svd"):
         monkeypatch.setattr(torch.linalg, name, factorise)
     back = winnowgp.load(path)
-    assert torch.equal(back.predict(X).variance, posterior.predict(X).variance)
+    torch.testing.assert_close(
+        back.predict(X).variance, posterior.predict(X).variance, rtol=1e-10, atol=1e-12
+    )
+
+
+def test_load_copies_and_checks_tensors_on_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, threads, before = save(sparse(13), tmp_path / "a"), [], torch.get_num_threads()
+
+    def recorded(archive: Archive) -> Any:
+        threads.append(torch.get_num_threads())
+        return deserialise(archive)
+
+    monkeypatch.setattr("winnowgp.io.registry.deserialise", recorded)
+    torch.set_num_threads(3)
+    try:
+        winnowgp.load(path)
+        assert threads == [1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_load_of_a_version_3_posterior_computes_the_missing_factor(tmp_path: Path) -> None:
@@ -76,7 +99,7 @@ def test_load_restores_a_sparse_gp_and_what_is_trained(dtype: torch.dtype, tmp_p
     model.candidates.requires_grad_(False)
     model.likelihood.requires_grad_(False)
     back = winnowgp.load(save(model, tmp_path / "a"))
-    assert torch.equal(back.bound(data), model.bound(data))
+    torch.testing.assert_close(back.bound(data), model.bound(data), rtol=1e-10, atol=1e-12)
     assert trained(back) == trained(model)
 
 
@@ -86,8 +109,13 @@ def test_load_restores_the_q_of_a_variational_gp(likelihood: Any, tmp_path: Path
     made = VariationalGP(ScaleKernel(RBFKernel()), X[::5], likelihood=likelihood, targets=2)
     model = made.with_best_q(data)
     back = winnowgp.load(save(model, tmp_path / "a"))
-    assert torch.equal(back.bound(data), model.bound(data))
-    assert torch.equal(back.posterior(data).predict(X).mean, model.posterior(data).predict(X).mean)
+    torch.testing.assert_close(back.bound(data), model.bound(data), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        back.posterior(data).predict(X).mean,
+        model.posterior(data).predict(X).mean,
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "bernoulli", "student", "softmax"])
@@ -97,9 +125,8 @@ def test_load_restores_a_deep_gp_and_what_is_trained(likelihood: str, tmp_path: 
     model.layers[1].kernel.requires_grad_(False)
     back = winnowgp.load(save(model, tmp_path / "a"))
     noise = model.base_samples(data.N, 3, torch.Generator().manual_seed(0))
-    assert torch.equal(
-        back.evaluated(data, eps=noise).bound, model.evaluated(data, eps=noise).bound
-    )
+    bounds = [each.evaluated(data, eps=noise).bound for each in (back, model)]
+    torch.testing.assert_close(*bounds, rtol=1e-10, atol=1e-12)
     assert trained(back) == trained(model)
 
 
@@ -130,7 +157,7 @@ def test_load_restores_a_latent_model_and_what_is_trained(made: Any, tmp_path: P
     model.latents.log_variance.requires_grad_(False)
     model.likelihood.requires_grad_(False)
     back = winnowgp.load(save(model, tmp_path / "a"))
-    assert torch.equal(back.bound(table), model.bound(table))
+    torch.testing.assert_close(back.bound(table), model.bound(table), rtol=1e-10, atol=1e-12)
     assert trained(back) == trained(model)
 
 
@@ -170,7 +197,7 @@ def test_load_restores_a_sum_of_many_kernels(tmp_path: Path) -> None:
         kernel = AdditiveKernel(kernel)
     model = SparseGP(kernel, X[:3], noise=0.1)
     back = winnowgp.load(save(model, tmp_path / "a"))
-    assert torch.equal(back.bound(DATA), model.bound(DATA))
+    torch.testing.assert_close(back.bound(DATA), model.bound(DATA), rtol=1e-10, atol=1e-12)
 
 
 def test_save_when_interrupted_leaves_the_old_file(

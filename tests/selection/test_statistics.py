@@ -25,6 +25,9 @@ CASES: list[dict[str, Any]] = [
     {"K": 9, "duplicates": 3},
     {"heteroscedastic": False, "chunk": 1000},
 ]
+# Singular to rounding: over 40 seeds, repeated rank-one updates lose up to 0.0024 nats here, and
+# 3e-10 nats in the other cases.
+ILL_CONDITIONED = CASES[2], CASES[4]
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 FRACTIONS = [0.1, 0.3, 0.6, 1.0]
 
@@ -55,15 +58,16 @@ def test_marginal_gains_equal_differences_of_value(case: dict[str, Any]) -> None
 def test_toggle_repeated_matches_recomputed_state(case: dict[str, Any]) -> None:
     s = problem(3, **case).statistics
     generator = torch.Generator().manual_seed(0)
+    atol = 0.02 if case in ILL_CONDITIONED else 1e-8
     state = s.search_state(torch.zeros(s.K, dtype=torch.bool))
     for at in torch.randint(s.K, (40,), generator=generator).tolist():
         state = state.toggle(at, gain=state.marginal_gains()[at])
         fresh = s.search_state(state.mask)
-        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=atol)
         torch.testing.assert_close(
-            state.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=1e-3
+            state.marginal_gains(), fresh.marginal_gains(), rtol=1e-6, atol=atol
         )
-    torch.testing.assert_close(state.bound, s.value(state.mask[None])[0], rtol=1e-7, atol=1e-3)
+    torch.testing.assert_close(state.bound, s.value(state.mask[None])[0], rtol=1e-7, atol=atol)
 
 
 @cases
@@ -75,10 +79,10 @@ def test_remove_repeated_matches_recomputed_state(case: dict[str, Any]) -> None:
         state = state.remove(at, gain=state.marginal_gains()[at])
         fresh = s.search_state(state.mask)
         assert not state.mask[at]
-        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-3)
+        torch.testing.assert_close(state.bound, fresh.bound, rtol=1e-8, atol=1e-5)
         inside = state.included
         torch.testing.assert_close(
-            state.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-3
+            state.marginal_gains()[inside], fresh.marginal_gains()[inside], rtol=1e-6, atol=1e-5
         )
 
 

@@ -87,6 +87,26 @@ def test_best_of_size_many_rows_continues_only_a_promising_start(
 
     monkeypatch.setattr(steps, "optimise", recorded)
     best_of_size(steps, 10, rounds=1, stop=stop)
-    # The first start until it is slow, a trial of the other, the higher one to the end, the lower
-    # one if it is not far behind, and double precision.
-    assert counts == ([300, 200, 300, 300] if behind else [300, 200, 300, 300, 300])
+    # The first start to the end, a trial of the other, that to the end if it is not far behind, and
+    # double precision.
+    assert counts == ([300, 200, 300] if behind else [300, 200, 300, 300])
+
+
+def test_max_points_that_represent_nothing_report_the_gap_to_a_larger_model() -> None:
+    g = torch.Generator().manual_seed(0)
+    X = 10 * torch.rand(400, 1, generator=g, dtype=torch.float64)
+    noise = torch.randn(400, generator=g, dtype=torch.float64)
+    data = Dataset.of(X, torch.sin(10 * X[:, 0]) + 0.1 * noise)
+    gp = SparseGP(ScaleKernel(RBFKernel()), X[:0], noise=0.1)
+    result = fit(gp, data, schedule=FastSchedule(MaxPoints(2), rounds=1, iterations=20))
+    assert result.posterior.M <= 2
+    # The 400 rows were not all searched, and twice as many points gain next to nothing.
+    assert result.growth is not None
+    assert result.growth.limit == "max_points"
+    assert result.growth.last_gain < 0.01
+    # Two points cannot represent sixteen periods, and all rows can.
+    truth = SparseGP(ScaleKernel(RBFKernel()), X[:0], noise=0.01)
+    truth.kernel.initialize(**{"base_kernel.lengthscale": 0.1})
+    evidence = truth.dense_bound(data)().item()
+    assert result.elbo < evidence - 400
+    assert result.elbo_gap > evidence - result.elbo

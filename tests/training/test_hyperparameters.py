@@ -26,7 +26,7 @@ from winnowgp.training.initialization import (
     starting_points,
     trainable_lengthscales,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.lbfgs import Maximum, Stop, maximise_elbo
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:
@@ -226,7 +226,7 @@ def test_evidence_search_ends_with_its_share_of_the_clock(
     rows = drawn(300, 1.0, 0.1)
     count, optimise = [0], hyperparameters.optimise_evidence
 
-    def counted(*given: Any) -> tuple[float, int]:
+    def counted(*given: Any) -> Maximum:
         count[0] += 1
         return optimise(*given)
 
@@ -398,8 +398,8 @@ def test_evidence_few_points_reach_the_optimum_of_the_evidence(monkeypatch) -> N
     monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 100))
     before, points = hyperparameters._Search._optimise_sparse, []
 
-    def optimise_sparse(search, model, data, stop, kernel, **options):
-        optimum = before(search, model, data, stop, kernel, **options)
+    def optimise_sparse(search, start, data, stop, **options):
+        optimum = before(search, start, data, stop, **options)
         points.append((data.N, optimum is not None))
         return optimum
 
@@ -418,7 +418,8 @@ def test_evidence_that_few_points_do_not_reach_is_maximised_itself(monkeypatch) 
     trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.1)
     search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
     before = {name: value.clone() for name, value in gp.state_dict().items()}
-    assert search._optimise_sparse(gp, rows, Stop(1.0, 5, 20), 0) is None
+    start = hyperparameters.Start(gp, 0)
+    assert search._optimise_sparse(start, rows, Stop(1.0, 5, 20)) is None
     assert all(torch.equal(gp.state_dict()[name], value) for name, value in before.items())
 
 
@@ -429,8 +430,9 @@ def test_evidence_far_start_is_optimised_with_few_points_on_request(monkeypatch)
     trainable_lengthscales(gp.kernel)[0].initialize(lengthscale=0.05)
     search = hyperparameters._Search([gp], rows, torch.arange(200), Budget(rows.X.device), LOG)
     stop, before = Stop(0.02, 10, 60), gp.dense_bound(rows)().item()
-    assert search._optimise_sparse(gp, rows, stop, 0) is None
-    found = search._optimise_sparse(gp, rows, stop, 0, close=inf)
+    start = hyperparameters.Start(gp, 0)
+    assert search._optimise_sparse(start, rows, stop) is None
+    found = search._optimise_sparse(start, rows, stop, close=inf)
     assert found is not None
     optimum, _ = found
     exact = optimum.model.dense_bound(rows)().item()

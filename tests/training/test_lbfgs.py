@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from winnowgp.errors import TrainingError
-from winnowgp.training.lbfgs import Objective, Stop, _cubic, _Line, _Pairs, maximise
+from winnowgp.training.lbfgs import Curvature, Objective, Stop, _cubic, _Line, maximise
 
 TIGHT = Stop(gain=1e-13, window=5, iterations=1000)
 
@@ -168,6 +168,25 @@ def test_lbfgs_predicted_gain_stops_only_near_maximum(gain: float) -> None:
     )
 
 
+def test_lbfgs_continued_with_its_curvature_takes_the_same_steps() -> None:
+    f, start = differentiated(rosenbrock), vector(-1.2, 1.0)
+    whole = maximise(f, start, stop=Stop(1e-13, 50, 20))
+    curvature = Curvature()
+    part = maximise(f, start, stop=Stop(1e-13, 50, 8), curvature=curvature)
+    rest = maximise(f, part.x, stop=Stop(1e-13, 50, 12), curvature=curvature)
+    assert (part.iterations, rest.iterations) == (8, 12)
+    torch.testing.assert_close(rest.x, whole.x, rtol=1e-9, atol=0)
+    without = maximise(f, part.x, stop=Stop(1e-13, 50, 12))
+    assert without.value < rest.value
+
+
+def test_lbfgs_recent_gain_is_that_of_four_iterations() -> None:
+    f, start = differentiated(rosenbrock), vector(-1.2, 1.0)
+    values = [maximise(f, start, stop=Stop(1e-13, 50, n)).value for n in (5, 9)]
+    nine = maximise(f, start, stop=Stop(1e-13, 50, 9))
+    assert nine.recent_gain == pytest.approx(values[1] - values[0], rel=1e-9)
+
+
 @pytest.mark.parametrize("iterations", [0, 1, 7])
 def test_lbfgs_respects_iteration_limit(iterations: int) -> None:
     told: list[int] = []
@@ -199,7 +218,7 @@ def test_lbfgs_direction_matches_dense_inverse_hessian(
     A = A @ A.mT + torch.eye(n)
     S = torch.randn(count, n, generator=generator, dtype=torch.float64)
     gradient = torch.randn(n, generator=generator, dtype=torch.float64)
-    pairs = _Pairs(memory)
+    pairs = Curvature(memory)
     for s in S:
         pairs.add(s, A @ s)
     assert len(pairs) == min(count, memory)
@@ -218,7 +237,7 @@ def test_lbfgs_direction_matches_dense_inverse_hessian(
 
 
 def test_lbfgs_negative_curvature_is_not_stored() -> None:
-    pairs = _Pairs(5)
+    pairs = Curvature(5)
     pairs.add(vector(1, 0), vector(-1, 0))
     pairs.add(vector(1, 0), vector(0, 1))
     assert len(pairs) == 0

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
-from winnowgp.bounds.panels import add_gram, from_panels, whiten
+from winnowgp.bounds.panels import add_gram, from_panels, triangle_inverses, whiten
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
@@ -243,10 +243,15 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
         chunks: all chunks have the same groups.
     """
     totals: list[list[Tensor]] = []
+    inverses = triangle_inverses(L)
     for Kuf, kff, groups in chunks:
         # Weights that are one number for all rows scale L instead of V.
         scaled = len(groups) == 1 and len(Kuf.mT) > 1 and groups[0][1].stride(0) == 0
-        V = whiten(L / groups[0][1][0].sqrt() if scaled else L, Kuf)
+        if scaled:
+            root = groups[0][1][0].sqrt()
+            V = whiten(L / root, Kuf, inverses=None if inverses is None else inverses * root)
+        else:
+            V = whiten(L, Kuf, inverses=inverses)
         if not totals:
             totals = [_empty_sums(L, Y.shape[1]) for Y, _ in groups]
         for total, (Y, weights) in zip(totals, groups, strict=True):

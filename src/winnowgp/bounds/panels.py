@@ -82,18 +82,36 @@ def squared_columns(V: Float[Tensor, "M B"]) -> Float[Tensor, " B"]:
     return torch.linalg.vector_norm(V, dim=0).square() if V.is_cuda else V.square().sum(0)
 
 
-def whiten(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
+def whiten(
+    L: Float[Tensor, "M M"],
+    A: Float[Tensor, "M B"],
+    *,
+    inverses: Float[Tensor, "n m m"] | None = None,
+) -> Float[Tensor, "M B"]:
     """Return L⁻¹ A for a lower-triangular L; may overwrite A.
 
-    On a GPU many rows are solved for in panels: products with those before, then small triangles.
+    Args:
+        L: the factor.
+        A: the right-hand sides.
+        inverses: `triangle_inverses` of L, from which many rows are solved for in panels: products
+            with those before, then small triangles.
     """
-    if not A.is_cuda or len(L) < _MANY:
+    if inverses is None:
         return solve_lower(L, A)
-    return solve_in_panels(L, A.contiguous(), GPU_PANEL)
+    return solve_in_panels(L, A.contiguous(), size=GPU_PANEL, inverses=inverses)
+
+
+def triangle_inverses(L: Float[Tensor, "M M"]) -> Float[Tensor, "n m m"] | None:
+    """Return inverses for `whiten`, once for any number of solves; None where they save no time."""
+    return _inverted_triangles(L, _INVERTED) if L.is_cuda and len(L) >= _MANY else None
 
 
 def solve_in_panels(
-    L: Float[Tensor, "M M"], A: Float[Tensor, "M B"], size: int = PANEL
+    L: Float[Tensor, "M M"],
+    A: Float[Tensor, "M B"],
+    *,
+    size: int = PANEL,
+    inverses: Float[Tensor, "n m m"] | None = None,
 ) -> Float[Tensor, "M B"]:
     """Return L⁻¹ A for a lower-triangular L, overwriting A.
 
@@ -106,12 +124,14 @@ def solve_in_panels(
 
     Args:
         size: rows of a panel.
+        inverses: those of the triangles, if they are known.
     """
-    V, inverses = torch.empty_like(A), _inverted_triangles(L, _INVERTED).unbind()
+    V = torch.empty_like(A)
+    triangles = (_inverted_triangles(L, _INVERTED) if inverses is None else inverses).unbind()
     for panel in panels(len(L), max(size // _INVERTED, 1) * _INVERTED):
         if panel.start:
             A[panel].addmm_(L[panel, : panel.start], V[: panel.start], alpha=-1)
-        _solve_triangles(L, A, V, inverses, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
+        _solve_triangles(L, A, V, triangles, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
     return V
 
 
@@ -169,30 +189,31 @@ def _inverted_triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n 
     Triangles of 128 rows are solved for, and joined by products.
     """
     M = len(L)
-    count = -(-M // size)
-    stacked = torch.eye(size, dtype=L.dtype, device=L.device).repeat(count, 1, 1)
-    for triangle, panel in zip(stacked, panels(M, size), strict=True):
-        rows = len(range(M)[panel])
-        triangle[:rows, :rows] = L[panel, panel]
+    padded = torch.eye(-(-M // size) * size, dtype=L.dtype, device=L.device)
+    padded[:M, :M] = L
     least = min(size, _INVERTED)
-    own = stacked.unflatten(1, (-1, least)).unflatten(3, (-1, least)).diagonal(dim1=1, dim2=3)
-    small = own.permute(0, 3, 1, 2).reshape(-1, least, least)
+    small = _diagonal_blocks(padded, least)
     inverse = torch.linalg.solve_triangular(small, small.new_ones(least).diag(), upper=False)
     while inverse.shape[1] < size:
-        inverse = _joined(stacked, inverse)
+        inverse = _joined(padded, inverse)
     return inverse
 
 
-def _joined(stacked: Float[Tensor, "n S S"], inverse: Float[Tensor, "m h h"]) -> Tensor:
+def _joined(L: Float[Tensor, "M M"], inverse: Float[Tensor, "m h h"]) -> Tensor:
     """Return the inverses of triangles of twice the size, from those of each two of them."""
     half = inverse.shape[1]
-    blocks = stacked.unflatten(1, (-1, 2 * half)).unflatten(3, (-1, 2 * half))
-    blocks = blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, 2 * half, 2 * half)
+    joined = _diagonal_blocks(L, 2 * half)
     first, second = inverse[0::2], inverse[1::2]
-    joined = torch.zeros_like(blocks)
+    below = -second @ joined[:, half:, :half] @ first
     joined[:, :half, :half], joined[:, half:, half:] = first, second
-    joined[:, half:, :half] = -second @ blocks[:, half:, :half] @ first
+    joined[:, half:, :half] = below
     return joined
+
+
+def _diagonal_blocks(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
+    """Return a copy of the blocks on the diagonal; `size` divides M."""
+    blocks = L.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2)
+    return blocks.permute(2, 0, 1).contiguous()
 
 
 def _panels_of(A: Float[Tensor, "M B"]) -> list[slice]:

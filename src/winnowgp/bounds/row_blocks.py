@@ -28,6 +28,8 @@ CHUNK = 2048
 # since float32 sums over more of them lose digits; and so many elements of a matrix with one column
 # per row.
 _MAX_ROWS, _MAX_ELEMENTS = 262_144, 2**27
+# A block may be so much longer if there is one block less then.
+_LONGER = 1.25
 # Groups that the blocks of a `Dataset` on a CPU are divided into, which threads may share; and the
 # number of inducing points from which products are large enough to be shared instead.
 _GROUPS, _MANY_POINTS = 8, 2048
@@ -123,7 +125,7 @@ class RowBlocks:
             size = block_size(device, points, source.D)
             if device.type == "cuda":
                 # Blocks of equal length: a short last one would be slow for its rows.
-                size = ceil(source.N / ceil(max(source.N, 1) / size))
+                size = ceil(source.N / ceil(max(source.N, 1) / (_LONGER * size)))
         groups = _GROUPS if device.type == "cpu" and points < _MANY_POINTS else 1
         return cls(source, device=device, size=size, groups=groups)
 

@@ -11,9 +11,11 @@ B = I + (C_m + C_b)/σ² and β = B⁻¹ (d_m + d_b)/σ²,
 The memory depends on K_uu through Lᵀ, and the batch through L⁻¹. F does not depend on the root L of
 K_uu that is taken, so that dL = ½ dK L⁻ᵀ in both:
 
-    ∂F/∂K_uu = ½ L⁻ᵀ sym[P(I − B⁻¹) − ββᵀ − P C_b/σ² − 2 (P C_m B⁻¹ + (C_m β − d_m) βᵀ)/σ²] L⁻¹,
+    ∂F/∂K_uu = ½ L⁻ᵀ sym[P(I − B⁻¹) − ββᵀ − P C_b/σ² − 2 (P C_m B⁻¹ + (C_m β − d_m) βᵀ)/σ²] L⁻¹
+             = ½ L⁻ᵀ sym[ββᵀ − P(I − B⁻¹) − P C_b/σ² + 2 (P C_b B⁻¹ − (d_b − C_b β) βᵀ)/σ²] L⁻¹,
 
-and the other derivatives are those of `two_pass`.
+the latter because C_m = σ²(B − I) − C_b: products with the rows of a batch, which are fewer than
+the candidates, instead of those with the memory. The other derivatives are those of `two_pass`.
 """
 
 from math import log, pi
@@ -73,7 +75,7 @@ def streaming_gradient(
         square = square + (w[:, None] * block.Y.square()).sum()
         trace = trace + w @ (kernel.ff(block) - V.square().sum(0))
         chunks.append((block, Kuf, V, w))
-    C_b, N = C.clone(), memory.N + blocks.observations
+    N = memory.N + blocks.observations
     C[:m, :m] += C_m
     d[:m] += d_m
     LB = definite_cholesky(eye + C / noise)
@@ -90,16 +92,18 @@ def streaming_gradient(
         + (residual + P * trace) / noise**2
         - beta.square().sum() / noise
     )
-    # P(I − B⁻¹) − ββᵀ
-    middle = torch.addmm(P * (eye - inverse), beta, beta.mT, alpha=-1)
-    inner = middle - (P / noise) * C_b
-    inner[:m].addmm_(C_m, inverse[:m], alpha=-2 * P / noise.item())
-    inner[:m].addmm_(C_m @ beta[:m] - d_m, beta.mT, alpha=-2 / noise.item())
+    # inner = ββᵀ − P(I − B⁻¹) − P C_b/σ² + 2 (P C_b B⁻¹ − (d_b − C_b β) βᵀ)/σ², by blocks of rows.
+    inner = torch.addmm(P * (inverse - eye), beta, beta.mT)
+    for block, Kuf, V, w in chunks:
+        explained, VW = inverse @ V, V * (w / noise)
+        inner.addmm_(VW, (2 * explained - V).mT, alpha=P)
+        error = block.Y - V.mT @ beta
+        inner.addmm_(VW @ error, beta.mT, alpha=-2)
+        # (P(I − B⁻¹) V + β (Y − Vᵀβ)ᵀ) W/σ²
+        cotangent = (P * (V - explained)).addmm_(beta, error.mT).mul_(w / noise)
+        kernel.pull_uf(block, solve(L.mT, cotangent, upper=True), Kuf)
+        kernel.pull_ff(block, -0.5 * P / noise * w)
     gradient = solve(L.mT, 0.25 * (inner + inner.mT), upper=True)
     gradient = solve(L, gradient, upper=False, left=False)
     gradient.diagonal().add_(gradient.diagonal().sum() * (JITTER / max(K, 1)))
-    for block, Kuf, V, w in chunks:
-        cotangent = (beta @ block.Y.mT).addmm_(middle, V).mul_(w / noise)
-        kernel.pull_uf(block, solve(L.mT, cotangent, upper=True), Kuf)
-        kernel.pull_ff(block, -0.5 * P / noise * w)
     return BoundGradient(value, slope, (), kernel.gradient(kernel.pulled(), gradient))

@@ -384,7 +384,7 @@ def evidence_gradient(
     groups = groups or (TargetGroup(tuple(range(centred.shape[1]))),)
     parts = noise_groups(groups, noise, separate=True)
     only = len(parts) == 1 and groups[0].complete
-    total, values, slopes, alphas = torch.zeros_like(K), [], [], []
+    total, values, slopes, alphas = K if only else torch.zeros_like(K), [], [], []
     for part in parts:
         rows = part.rows(block, centred)
         Y, weights, variance = rows.Y, block.weights, rows.variance
@@ -397,11 +397,14 @@ def evidence_gradient(
         N, P = Y.shape
         A = K if only else K[at][:, at].clone()
         A.diagonal().add_(variance if weights is None else variance / weights)
-        L = definite_cholesky(A)
-        A_inverse = torch.cholesky_inverse(L)
+        # Factor, inverse and gradient take the place of A, as new memory costs as much as the
+        # products; all are symmetric, so that rows and columns may be exchanged.
+        L = definite_cholesky(A.mT, overwrite=True)
+        log_det = 2 * half_log_det(L)
+        A_inverse = torch.cholesky_inverse(L, out=L).mT
         alpha = A_inverse @ Y
-        value = -0.5 * (N * P * log(2 * pi) + 2 * P * half_log_det(L) + (Y * alpha).sum())
-        gradient = A_inverse.mul_(-0.5 * P).addmm_(alpha, alpha.mT, alpha=0.5)
+        value = -0.5 * (N * P * log(2 * pi) + P * log_det + (Y * alpha).sum())
+        gradient = A_inverse.addmm_(alpha, alpha.mT, beta=-0.5 * P, alpha=0.5)
         slope = gradient.diagonal().sum()
         if weights is not None:
             value = value + P * weight_correction(weights, variance)

@@ -123,7 +123,7 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
     for name in ("inducing points", "ELBO (nats)", "gap", "held-out", ""):
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
-    best = max(v for v in (*known.values(), exact) if v is not None)
+    best = max(v for v in (*known.values(), exact) if v is not None) + choice.get("given_up", 0.0)
     shown = {*_sizes(len(elbos) - 1, choice["points"]), *choice["sizes"]}
     for M in sorted(shown & known.keys()):
         selected = choice["points"] == M
@@ -256,5 +256,8 @@ def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
         for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)"):
             table.add_column(name, justify="right")
         for each in models:
-            table.add_row(str(total_points(each)), f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
+            points, layers = str(total_points(each)), each.n_inducing_
+            if isinstance(layers, tuple):
+                points = f"{points} = {' + '.join(map(str, layers))}"
+            table.add_row(points, f"{each.elbo_:.2f}", f"{each.elbo_gap_:.4f}")
         Console().print(table)

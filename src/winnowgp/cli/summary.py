@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from winnowgp.training import Progress
 
 
+# Names of the phases of deep models, in the words of the documentation.
+_PHASES = {"start": "initial models", "pre-train": "all candidates", "post-train": "selected"}
+
+
 @final
 class PhaseBars:
     """One progress bar per training phase, added when the phase begins."""
@@ -56,15 +60,14 @@ class PhaseBars:
             self._end(self._current)
         self._current = progress.phase
         if progress.phase not in self._tasks:
-            self._tasks[progress.phase] = self._bars.add_task(
-                progress.phase, total=progress.steps, note=""
-            )
+            name = _PHASES.get(progress.phase, progress.phase)
+            self._tasks[progress.phase] = self._bars.add_task(name, total=progress.steps, note="")
         note = f"{progress.objective:9.1f} nats" if isfinite(progress.objective) else " " * 14
         if progress.inclusion is not None:
             expected = sum(inclusion.sum().item() for inclusion in progress.inclusion)
             note += f", {expected:.1f} inducing points expected"
-        elif size := sum(map(len, progress.candidates)):
-            note += f", {counted(size)}"
+        elif size := sum(sizes := [len(points) for points in progress.candidates]):
+            note += f", {counted(size)}" if len(sizes) == 1 else f", {_sum(sizes)} inducing points"
         self._bars.update(
             self._tasks[progress.phase], completed=progress.step, total=progress.steps, note=note
         )
@@ -99,6 +102,10 @@ class RunBar:
         labels += [f"{k} {row[k]}" for k in ("alpha", "seed", "fold") if k in row]
         note = f"{' '.join(labels)}: {row['seconds']:.1f} s"
         self._bar.update(self._task, completed=done, total=total, note=note)
+
+
+def _sum(sizes: list[int]) -> str:
+    return " + ".join(map(str, sizes))
 
 
 _KINDS = {"number": "number", "date": "date", "category": "category"}

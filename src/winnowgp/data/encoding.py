@@ -211,7 +211,10 @@ class ColumnEncoding:
         if impute or not missing.any():
             return
         # The rest of a file that is read in blocks may have more of them.
-        count = f"{int(missing.sum())} " if table.origin is None else ""
+        values = "missing values, the first"
+        if table.origin is None:
+            count = int(missing.sum())
+            values = "a missing value" if count == 1 else f"{count} {values}"
         first = int(missing.argmax())
         string = table.values[self.name][first] if self.kind == "category" else None
         category = (
@@ -220,9 +223,8 @@ class ColumnEncoding:
             else ""
         )
         raise InputError(
-            f"column {self.name!r} has {count}missing values, the first in "
-            f"{table.describe_row(first)}; fill them in, or fit with missing='impute' "
-            f"(`--missing impute`).{category}"
+            f"column {self.name!r} has {values} in {table.describe_row(first)}; fill in what is "
+            f"missing, or fit with missing='impute' (`--missing impute`).{category}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -148,7 +148,8 @@ class SparseEstimator(BaseGP, ABC):
         kl_bounds_: lower and upper bound on KL[q ‖ exact posterior] in nats, the evidence minus
             `elbo_`; equal where the evidence is exact, (0, ∞) where there is none.
         elbo_gap_: nats per observation by which the ELBO is below that of the largest model, or the
-            exact evidence where that was maximised.
+            exact evidence where that was maximised. With `max_points` at least twice as many points
+            are tried, and at least 256 at the hyper-parameters of the search.
         predictive_gap_: nats per observation by which the held-out log density is below that
             of the largest model; NaN if it was not computed.
         predictive_gap_se_: its standard error.

@@ -60,7 +60,7 @@ from winnowgp.training.streaming import FRESH, StreamUpdate, update
 BATCH_ROWS = 4096
 """Rows of a batch that are learnt from at once; a longer batch is several ones."""
 
-# Share of the rows that a constant explained, from which a batch may replace it by a function.
+# Share of the rows of a constant from which a batch may replace it by a function.
 _LARGE = 0.2
 # Share of the observations that must be new to optimise the hyper-parameters again.
 _NEW = 0.04
@@ -285,11 +285,10 @@ class StreamingEstimator(SparseEstimator, ABC):
             )
             self._set_updated(result, params, N=N)
         if result is None:  # a function of the latest rows, which has replaced a constant
-            given_up += max(self.elbo_gap_, 0.0) * data.observations
-            self.elbo_gap_ = given_up / N
+            given_up = self.elbo_gap_ * N
             kept, selected, memories = [], [True] * self.n_inducing_, ()
         else:
-            given_up, self.elbo_gap_ = result.given_up, result.gap / N
+            given_up = result.given_up
             kept, selected = result.kept.tolist(), result.selected.tolist()
             memories = self._remembered(result.online, memories, data, params)
         batch = BatchRecord(
@@ -394,7 +393,6 @@ class StreamingEstimator(SparseEstimator, ABC):
         points does not know where its rows were: they are noise to any other function. So the rows
         that are kept are fitted afresh whenever enough of them are new, and their function
         replaces the constant if they are enough of all rows or the ELBO of all rows is higher.
-        Otherwise the constant stays, and with it a mean that it learnt.
 
         Args:
             first: the rows that are kept, those of the batch included; None keeps no rows.
@@ -412,8 +410,9 @@ class StreamingEstimator(SparseEstimator, ABC):
             if result.posterior.M and (large or result.elbo + earlier > held.elbo):
                 self._set_found(result, rows, earlier, N=N)
                 return first, None
+        held = replace(held, gap=0.0, given_up=0.0)
         self._set_updated(held, params, N=N)
-        return first, replace(held, gap=0.0, given_up=0.0)
+        return first, held
 
     def _set_found(
         self, result: training.FitResult[Any], rows: Dataset, earlier: float, *, N: float
@@ -425,25 +424,30 @@ class StreamingEstimator(SparseEstimator, ABC):
         """
         self._set_fitted(result, rows.observations)
         self.elbo_ += earlier
+        self.elbo_gap_ *= rows.observations / N
         self.evidence_, self._sized = None, ()
         if self.frontier_ is not None:
-            self.frontier_ = SizeFrontier(
-                self.frontier_.elbos + earlier, torch.full_like(self.frontier_.elbos, nan), N
-            )
+            elbos = self.frontier_.elbos + earlier
+            sizes = SizeFrontier(elbos, torch.full_like(elbos, nan), N)
+            self.frontier_ = self._with_reference(sizes)
 
     def _set_updated(self, result: StreamUpdate, params: Parameters, *, N: float) -> None:
         """Set the fitted attributes; those that need all rows are not known."""
         self._set_posterior(result.posterior)
         frontier = replace(result.frontier, bounds=result.frontier.bounds.cpu())
-        self.elbo_, self.evidence_ = result.elbo, None
+        self.elbo_, self.elbo_gap_, self.evidence_ = result.elbo, result.gap / N, None
         self.alpha_ = alpha_at(frontier, self.n_inducing_) if params.alpha is None else params.alpha
-        self.frontier_ = SizeFrontier.of(frontier, N=N).with_model(
-            self.n_inducing_, elbo=result.elbo
-        )
+        sizes = SizeFrontier.of(frontier, N=N).with_model(self.n_inducing_, elbo=result.elbo)
+        self.frontier_ = self._with_reference(sizes)
         self.predictive_gap_ = self.predictive_gap_se_ = self.last_doubling_gain_ = nan
         self.growth_limit_: str | None = None
         self.kernel_evidence_, self._sized = {}, ()
         self.candidates_, self.inclusion_ = self.inducing_points_[:0], np.zeros(0)
+
+    def _with_reference(self, frontier: SizeFrontier) -> SizeFrontier:
+        """Return a frontier whose gaps are measured from where `elbo_gap_` is."""
+        reference = self.elbo_ + self.elbo_gap_ * frontier.N
+        return replace(frontier, given_up=max(reference - frontier.best, 0.0))
 
 
 def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: Dataset) -> float:
@@ -464,10 +468,7 @@ def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: 
 
 
 def batches_of(source: Source) -> Iterator[Dataset]:
-    """Yield the rows of a source in batches of at most `BATCH_ROWS`, in double precision.
-
-    Processes that share a source all get all batches.
-    """
+    """Yield all rows of a source in batches of at most `BATCH_ROWS`, in double precision."""
     shared = isinstance(source, ShardedSource)
     for rows in source.all_chunks(BATCH_ROWS) if shared else source.chunks(BATCH_ROWS):
         yield rows.to(torch.device("cpu")).double().merged()

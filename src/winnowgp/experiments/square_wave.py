@@ -53,6 +53,8 @@ from winnowgp.training.layer_training import LayerTraining, random_rows
 N, CANDIDATES, ALPHA, SAMPLES = 200, 50, 0.5, 4
 # Samples per row of a prediction; SAMPLES are per row of a training step.
 PREDICT_SAMPLES = 100
+# Rounds in which the fast schedule removes points.
+ROUNDS = 3
 # Numbers of outputs of the layers, and standard deviation of the noise.
 WIDTHS, SIGMA = (1, 1, 1), 0.05
 STEPS = {"layerwise": 200, "pre": 1000, "process": 500, "post": 1000}
@@ -125,7 +127,7 @@ class SquareWave(Experiment):
         shape = {"count": settings["N"], "sigma": settings["sigma"]}
         data, test = (_moved(square_wave(seed=s, **shape), device) for s in (seed, seed + 1000))
         generator = torch.Generator(device=device).manual_seed(seed)
-        model = _trained(settings, data, generator)
+        model = train_square_wave(settings, data, generator)
         posterior = model.posterior(samples=settings["predict_samples"])
         with torch.no_grad():
             density = posterior.log_density(test.X, test.Y).mean().item()
@@ -191,7 +193,8 @@ def _density_line(rows: Sequence[Row]) -> str:
     return "test log density in nats per observation, mean (range over seeds): " + ", ".join(texts)
 
 
-def _trained(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP:
+def train_square_wave(settings: Row, data: Dataset, generator: torch.Generator) -> DeepGP:
+    """Return the model of a run, trained as its settings specify."""
     kind, steps = settings["kind"], settings["steps"]
     if kind in STARTS:
         sizes, half = settings["sizes"], _half(steps)
@@ -220,6 +223,7 @@ def _schedule(settings: Row) -> Schedule:
     half = _half(steps)
     return FastSchedule(
         FixedAlpha(alpha),
+        rounds=settings.get("rounds", ROUNDS),
         deep=DeepTraining(
             layerwise=steps["layerwise"],
             pre=half,

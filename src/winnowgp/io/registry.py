@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError, WinnowError
 from winnowgp.io.format import Archive, read_archive, unreadable, write_archive
+from winnowgp.linalg import single_thread
 
 _Build = TypeVar("_Build", bound=Callable[..., Any])
 
@@ -88,13 +89,14 @@ def save(model: Any, path: str | os.PathLike[str]) -> Path:
 def load(path: str | os.PathLike[str]) -> Any:
     """Load what `save` wrote to a file; tensors are on the CPU.
 
-    Loading executes nothing that the file contains.
+    Loading executes nothing that the file contains. It copies and checks tensors on one thread:
+    several would wait for each other beside busy processes.
 
     Raises:
         ModelFileError: the file was not written by winnowgp, is truncated or damaged, has a newer
             format, or has inconsistent contents.
     """
-    with _opened(Path(path)) as archive:
+    with single_thread(), _opened(Path(path)) as archive:
         model = deserialise(archive)
         if _kind_of(model) is None:
             raise ModelFileError("contains no model")

@@ -38,7 +38,9 @@ def _with_states(outline: Json, upgrades: Mapping[str, _Upgrade]) -> Json:
     if not isinstance(outline, dict):
         return outline
     inner = {key: _with_states(entry, upgrades) for key, entry in outline.items()}
-    upgrade = upgrades.get(outline.get("$object", ""))
+    kind = outline.get("$object", "")
+    # A kind that no winnowgp writes is refused where the value is decoded.
+    upgrade = upgrades.get(kind) if isinstance(kind, str) else None
     return inner if upgrade is None else {**inner, "state": upgrade(dict(inner["state"]))}
 
 
@@ -173,7 +175,12 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
         ),
     },
     # Categories and ELBO gaps had other names.
-    8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
+    8: {
+        "TableEncoder": _encoder_9,
+        "TabularModel": _tabular_model_9,
+    },
+    # Of the same version, later files have what a stream gave up.
+    9: {"SizeFrontier": lambda state: {"given_up": 0.0, **state}},
 }
 
 

@@ -214,7 +214,7 @@ class StationaryChunks(ChunkedKernel):
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
         first, second, total = features.split([D, D, 1], 1)
-        d_log_s = d_log_s + torch.dot(uu.reshape(-1), self._Kuu.reshape(-1))
+        d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
         W = uu.mul_(self._weighed)
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
         moved = W @ Z - W.sum(1, keepdim=True) * Z
@@ -237,7 +237,8 @@ class StationaryChunks(ChunkedKernel):
         c = self._profile.rate
         norm, products = c * self._norm, torch.mm(-c * self._wZ, self._Z.mT)
         # Products are symmetric up to rounding, and their sums exactly.
-        u = (products + products.mT).add_(norm[:, None] + norm)
+        u = products + products.mT
+        u.add_(torch.add(norm[:, None], norm, out=products))
         K, weighed = self._profile.weighed_covariances_(u)
         K.mul_(self._s)
         if weighed is not K:

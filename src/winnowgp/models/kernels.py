@@ -30,6 +30,7 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.nn.functional import threshold
 
 from winnowgp.bounds.gplvm import ExpectedKernel, LinearPsi, RBFPsi
 from winnowgp.errors import InputError
@@ -44,6 +45,10 @@ _ATOMIC = (bool, int, float, str, torch.Size, torch.dtype, torch.device, Functio
 _FAR = 1e6
 # Distance r below which rounding decides it.
 _ROUNDED = 1e-6
+
+# RBF covariances up to this size are zero. Products of smaller ones are subnormal numbers, with
+# which factorisations and products of matrices take up to forty times as long.
+_LEAST_COVARIANCE = 1e-60
 
 Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from rows X `[N D]` to k(X, Z) `[N M]` and k(x, x) `[N]`."""
@@ -86,7 +91,9 @@ def covariance(
         return kernel.outputscale[..., None, None] * covariance(kernel.base_kernel, A, B)
     # Lazy evaluation takes a quarter of the time of a small block.
     with settings.lazily_evaluate_kernels(False):
-        return to_dense(kernel(A, B))
+        K = to_dense(kernel(A, B))
+    base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
+    return threshold(K, _LEAST_COVARIANCE, 0.0) if type(base) is RBFKernel else K
 
 
 def _is_composed(kernel: ScaleKernel) -> bool:
@@ -180,7 +187,7 @@ class RBFProfile(RadialProfile):
     rate, steepness, is_log = -0.5, 1.0, True
 
     def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
-        return u.clamp_max_(log_s).exp_()
+        return threshold(u.clamp_max_(log_s).exp_(), _LEAST_COVARIANCE, 0.0, inplace=True)
 
     def weigh_(
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]

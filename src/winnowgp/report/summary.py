@@ -87,6 +87,8 @@ class Choice(TypedDict):
     """The posterior over subsets, if inclusion is not independent."""
     hyper_posteriors: NotRequired[int]
     """Number of posteriors that predictions average over, if hyper-parameters are uncertain."""
+    given_up: NotRequired[float]
+    """Nats that a stream gave up in earlier batches, part of the gap of every size."""
     constant_weight: NotRequired[float]
     """Weight of a constant in this average, if it is a member."""
     layers: NotRequired[list[int]]

@@ -114,6 +114,7 @@ class SizeFrontier:
             last point of the frontier, the exact GP with M = N. For likelihoods other than
             Gaussian, the bound with every row as an inducing point.
         exact_log_density: held-out log density of that exact GP, per observation.
+        given_up: nats that no number of inducing points regains: what a stream no longer remembers.
     """
 
     elbos: Float[Tensor, " sizes"]
@@ -121,6 +122,7 @@ class SizeFrontier:
     N: int | float
     evidence: float | None = None
     exact_log_density: float | None = None
+    given_up: float = 0.0
 
     @classmethod
     def of(cls, *frontiers: Frontier, N: int | float) -> "SizeFrontier":
@@ -154,8 +156,8 @@ class SizeFrontier:
 
     @property
     def gaps(self) -> Float[Tensor, " sizes"]:
-        """Nats per observation by which each ELBO is below `best`."""
-        return (self.best - self.elbos) / self.N
+        """Nats per observation by which each ELBO is below `best`, and those given up before."""
+        return (self.best + self.given_up - self.elbos) / self.N
 
     def with_model(
         self, M: int, *, elbo: float, log_density: float | None = None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
+from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.exact_gp import exact_log_density
@@ -114,6 +115,11 @@ class CrossValidation:
     @torch.no_grad()
     def path(self, model: InducingModel, sizes: Sequence[int]) -> Float[Tensor, "S n"]:
         """Return log densities along the elimination, for several numbers of inducing points."""
+        # Each of many small operations would wait for its threads beside busy processes.
+        with threads_for(10.0 * model.K**3):
+            return self._path(model, sizes)
+
+    def _path(self, model: InducingModel, sizes: Sequence[int]) -> Float[Tensor, "S n"]:
         results: list[list[Tensor]] = [[] for _ in sizes]
         for rest, rows in self._splits():
             Z = _without(model.kernel, model.candidates.detach(), rows.X, rest.X)

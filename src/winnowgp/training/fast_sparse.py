@@ -21,7 +21,7 @@ from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.fixed_alpha import best_for_alpha
-from winnowgp.training.fixed_size import best_of_size
+from winnowgp.training.fixed_size import best_of_size, searched_model
 from winnowgp.training.goals import (
     AllCandidates,
     FixedAlpha,
@@ -476,6 +476,11 @@ def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> 
     growth = Growth((M, larger.K), (elbo, larger_elbo), limit, gain)
     reference, initial = max(elbo, larger_elbo), steps.initialization
     assert initial is not None
+    searched = searched_model(steps, M)
+    if searched is not None:
+        searched_elbo = steps.shared(searched.fixed_bound(data))
+        if searched_elbo > reference:
+            larger, reference = searched, searched_elbo
     if initial.complete:
         reference = max(reference, steps.dense_evidence(initial))
     return _Choice(best, reference, growth, exact=initial.complete, largest=larger)

@@ -165,9 +165,9 @@ class FastSteps(Generic[Model]):
         found = copy_module(model)
         work, log = 1.15 * dense_work(found, rows), self._context.checkpoint_log
         stop = affordable(Stop(1e-3 * rows.observations, 5, _REFIT), work, self.budget, log)
-        evidence, iterations = optimise_evidence(found, rows, stop, log)
-        self.budget.spend(iterations * work)
-        return found, evidence
+        maximum = optimise_evidence(found, rows, stop, log)
+        self.budget.spend(maximum.iterations * work)
+        return found, maximum.value
 
     def share_of_work(self, share: float) -> float:
         """Return a share of the operations of the fit, and no more than a clock leaves time for."""
@@ -198,9 +198,9 @@ class FastSteps(Generic[Model]):
         optima = []
         for model in (bare, initialization.starting_points(bare, self.sample, 2)[1]):
             stop = Stop(3e-4 * rows.observations, 10, 60)
-            value, iterations = optimise_evidence(model, rows, stop, self._context.checkpoint_log)
-            self.budget.spend(1.15 * iterations * dense_work(model, rows))
-            optima.append(Optimum(model, value, rows.observations, 0))
+            maximum = optimise_evidence(model, rows, stop, self._context.checkpoint_log)
+            self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
+            optima.append(Optimum(model, maximum.value, rows.observations, 0))
         optimum, fresh = optima
         if self.shared(optimum.evidence - fresh.evidence) < -_DISTINCT * rows.observations:
             self.forget_earlier()

@@ -1,10 +1,10 @@
 """The search with a fixed number of points M: the highest ELBO that M points reach.
 
 A smooth function with points at cluster centres is known without a search, and is optimised on all
-rows at once. Where it settles or becomes slow, the exact evidence of some rows is maximised, for
-starts of another kind: the bound of few points has several optima, and where the data have another
-regime, such as a function that varies rapidly along one column, the first start misses it. The best
-start of each kind is optimised to the end, and idle points are exchanged.
+rows at once. Then the exact evidence of some rows is maximised, for starts of another kind: the
+bound of few points has several optima, and where the data have another regime, such as a function
+that varies rapidly along one column, the first start misses it. The best of these is optimised too,
+unless it falls behind, and idle points are exchanged.
 """
 
 from winnowgp.models import SparseGP
@@ -13,13 +13,13 @@ from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.initialization import starting_points
 from winnowgp.training.lbfgs import Stop
 
-# The first start is left, for now, once a window of iterations gains fewer nats per observation.
-_SLOW = 3e-4
-# Where rows are many, the other start is compared with the first after so many iterations, and the
-# lower one of both has lost if it is so many nats per observation below the optimum of the other.
+# Where rows are many, the other start has lost if after so many iterations it is so many nats per
+# observation below the optimum of the first.
 _TRIED, _BEHIND = 200, 6e-3
 # Nats per observation by which exchanged points must raise the bound, before and after they move.
 _EXCHANGED, _MOVED = 1e-5, 1e-4
+# Points at the hyper-parameters of the search, with which fewer points are compared.
+_COMPARED = 256
 # Share of the iterations that an optimisation of exchanged points may take.
 _SHORTER = 0.2
 
@@ -88,16 +88,28 @@ def _compared(steps: FastSteps[Model], M: int) -> list[Model]:
 
 def _of_two_kinds(steps: FastSteps[Model], simple: Model, stop: Stop) -> list[tuple[Model, float]]:
     """Return the optima of a simple start, and of the best one of a search."""
-    N, precision = steps.data.observations, steps.precision(simple.K)
-    slow = Stop(_SLOW * N, stop.window, stop.iterations)
-    first = steps.optimise(simple, stop=slow, precision=precision)
+    precision = steps.precision(simple.K)
+    # Without a pause: L-BFGS would have to learn the curvature again.
+    first = steps.optimise(simple, stop=stop, precision=precision)
     other = _compared(steps, simple.K)[0]
-    if precision is None:
-        return [steps.optimise(model, stop=stop) for model in (other, first[0])]
-    tried = Stop(stop.gain, stop.window, _TRIED)
-    both = [first, steps.optimise(other, stop=tried, precision=precision)]
-    higher, lower = sorted(both, key=lambda each: -steps.objective(*each))
-    optima = [steps.optimise(higher[0], stop=stop, precision=precision)]
-    if steps.objective(*lower) > steps.objective(*optima[0]) - _BEHIND * N:
-        optima.append(steps.optimise(lower[0], stop=stop, precision=precision))
-    return optima
+    if precision is not None:
+        tried = Stop(stop.gain, stop.window, _TRIED)
+        other, elbo = steps.optimise(other, stop=tried, precision=precision)
+        least = steps.objective(*first) - _BEHIND * steps.data.observations
+        if steps.objective(other, elbo) < least:
+            return [first]
+    return [first, steps.optimise(other, stop=stop, precision=precision)]
+
+
+def searched_model(steps: FastSteps[Model], M: int) -> Model | None:
+    """Return a model of more than M points at the hyper-parameters of the search.
+
+    Few points may prefer a constant to a function that they cannot represent, and more would gain
+    nothing at the hyper-parameters of the constant. None for other likelihoods than Gaussian noise,
+    where it takes long, and where the exact evidence of all rows is known.
+    """
+    initial = steps.initialization
+    if initial is None or initial.complete or not isinstance(steps.model, SparseGP):
+        return None
+    bare = initial.best.with_candidates(initial.best.candidates[:0])
+    return steps.with_fresh(bare, min(max(2 * M, _COMPARED), steps.most))

@@ -14,7 +14,7 @@ finer structure, and the collapsed bound of all rows decides later.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 from typing import Generic
 
@@ -43,7 +43,7 @@ from winnowgp.training.initialization import (
     with_linear_term,
     with_unit_weights,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.lbfgs import Curvature, Maximum, Stop, maximise_elbo
 from winnowgp.training.optima import (
     Optimum,
     approaches,
@@ -66,8 +66,9 @@ _FEW, _SHORTLY = 3, 12
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Share of the remaining time that one start may take, and the iterations that each has at least.
 _SHARE, _LEAST = 0.2, 5
-# Optima of fewer rows that are so many nats per observation below the best have lost.
-_LOST = 0.02
+# Starts that are so many nats per observation below the best have lost, unless as much as they lack
+# is at most so many times what their last iterations gained.
+_LOST, _RISING = 0.02, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,8 @@ def maximise_evidence(
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
         if count <= STAGES[-1] and linear_gain is None:
             # Fewer rows may have no optimum near the best one of these.
-            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
-            ranked.sort(key=descending)
+            fresh = search.fresh(ranked[0].kernel)
+            ranked = search.optimise([fresh], count, continued=True, known=ranked)
     late = linear_term and search.is_late()
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
         # A slope that pays with all rows may not pay with a part of them.
@@ -178,6 +179,8 @@ class Start(Generic[Model]):
 
     model: Model
     kernel: int
+    curvature: Curvature = field(default_factory=Curvature)
+    """That of an optimisation which ended here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +210,22 @@ class _Search(Generic[Model]):
         return with_unit_weights(self.models[0], rows)
 
     def optimise(
-        self, starts: Sequence[Start[Model]], count: int, *, continued: bool = False
+        self,
+        starts: Sequence[Start[Model]],
+        count: int,
+        *,
+        continued: bool = False,
+        known: Sequence[Optimum[Model]] = (),
     ) -> list[Optimum[Model]]:
-        """Return the optimum of each start on `count` rows, the best first.
+        """Return the optimum of each start on `count` rows and known ones, the best first.
 
         All are compared after a few iterations. Those that approach an optimum which another start
         has reached are left out. Of many starts, the worse half is not continued, except for the
         best of each kernel; of starts on many rows, all but the best.
 
         Args:
-            continued: whether the starts are optima of fewer rows; those far below the best have
-                lost then.
+            continued: whether those far below the best have lost, as optima of fewer rows have.
+            known: optima of these rows.
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
@@ -225,21 +233,26 @@ class _Search(Generic[Model]):
         stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
-        ranked = self._ranked(starts[:1], rows, stop) if few else []
-        first = self._ranked(starts[len(ranked) :], rows, Stop(stop.gain, stop.window, _SHORTLY))
+        ranked = [*known] or (self._ranked(starts[:1], rows, stop) if few else [])
+        others = starts if known else starts[len(ranked) :]
+        first = self._ranked(others, rows, Stop(stop.gain, stop.window, _SHORTLY))
         half = first if few else first[: 1 if expensive else (len(first) + 1) // 2]
         best = [] if expensive else best_optima(first)
         highest = max([o.objective for o in (*ranked, *first)], default=-inf)
         for optimum in first:
             if any(approaches(optimum, other, rows) for other in ranked):
                 continue
-            lost = continued and optimum.objective < highest - _LOST * rows.observations
-            # Others may have ended at a saddle point, which a fresh start leaves.
+            missing = highest - optimum.objective
+            least = max(_LOST * rows.observations, _RISING * optimum.recent_gain)
+            lost = continued and missing > least
             settled = optimum.converged and optimum.objective == highest
             if lost or settled or (optimum not in half and optimum not in best):
                 ranked.append(optimum)
             else:
-                start = Start(optimum.model, optimum.kernel)
+                start = Start(optimum.model, optimum.kernel, optimum.curvature)
+                if optimum.converged:
+                    # Perhaps at a saddle point, which a fresh start leaves.
+                    start = replace(start, curvature=Curvature())
                 ranked += self._ranked([start], rows, stop)
         return sorted(ranked, key=descending)
 
@@ -257,11 +270,11 @@ class _Search(Generic[Model]):
         for index, start in enumerate(starts):
             if index and self.is_late():
                 break
-            model = copy_module(start.model)
+            start = replace(start, model=copy_module(start.model))
             close = inf if index and STAGES[-1] < rows.N else _CLOSE
-            sparse = self._optimise_sparse(model, rows, stop, start.kernel, close=close)
+            sparse = self._optimise_sparse(start, rows, stop, close=close)
             if sparse is None:
-                optima.append(self._optimise(model, rows, stop, start.kernel))
+                optima.append(self._optimise(start, rows, stop))
             else:
                 optimum, ended = sparse
                 (optima if ended else approximate).append(optimum)
@@ -271,22 +284,22 @@ class _Search(Generic[Model]):
             if settled or self.is_late():
                 optima.append(optimum)
                 continue
-            model = copy_module(optimum.model)
-            few = Stop(0.3 * stop.gain, 3, stop.iterations)
-            after = self._optimise(model, rows, few, optimum.kernel)
+            start = Start(copy_module(optimum.model), optimum.kernel, optimum.curvature)
+            after = self._optimise(start, rows, Stop(0.3 * stop.gain, 3, stop.iterations))
             settled = after.objective - optimum.objective < _CLOSE * rows.observations
             optima.append(after)
         return sorted(optima, key=descending)
 
-    def _optimise(self, model: Model, rows: Dataset, stop: Stop, kernel: int) -> Optimum[Model]:
+    def _optimise(self, start: Start[Model], rows: Dataset, stop: Stop) -> Optimum[Model]:
         """Maximise the evidence of the rows in place; −∞ where it cannot be computed."""
+        model = start.model
         stop = affordable(stop, 1.15 * dense_work(model, rows), self.budget, self.checkpoint_log)
-        evidence, iterations = optimise_evidence(model, rows, stop, self.checkpoint_log)
-        self.budget.spend(1.15 * iterations * dense_work(model, rows))
-        return _optimum(model, evidence, rows, kernel, converged=iterations < stop.iterations)
+        maximum = optimise_evidence(model, rows, stop, self.checkpoint_log, start.curvature)
+        self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
+        return _optimum(start, maximum, rows, stop)
 
     def _optimise_sparse(
-        self, model: Model, rows: Dataset, stop: Stop, kernel: int, *, close: float = _CLOSE
+        self, start: Start[Model], rows: Dataset, stop: Stop, *, close: float = _CLOSE
     ) -> tuple[Optimum[Model], bool] | None:
         """Maximise the bound of inducing points at rows, in place, where it is close and quicker.
 
@@ -297,6 +310,7 @@ class _Search(Generic[Model]):
             maximising the evidence itself would gain little; None if the model is as it was,
             because the bound of so few points is below the evidence.
         """
+        model = start.model
         if STAGES[1] >= rows.N or not isinstance(model, SparseGP):
             return None
         # The unexplained variance costs ½ Σ_i (k_ii − q_ii)/σ² nats.
@@ -321,14 +335,15 @@ class _Search(Generic[Model]):
                 objective=sparse.chunked_bound(rows),
                 stop=stop,
                 checkpoint_log=self.checkpoint_log,
+                curvature=start.curvature,
             )
             bound = sparse.fixed_bound(rows)
         except (NotPositiveDefiniteError, TrainingError):
             return None
         self.budget.spend(maximum.iterations * cost)
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
-        converged = maximum.iterations < stop.iterations
-        optimum = _optimum(model, _value(model, rows), rows, kernel, converged=converged)
+        maximum = replace(maximum, value=_value(model, rows))
+        optimum = _optimum(start, maximum, rows, stop)
         return optimum, optimum.evidence - bound <= _LEFT * rows.observations
 
     def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
@@ -420,21 +435,30 @@ def affordable(stop: Stop, cost: float, budget: Budget, checkpoint_log: Checkpoi
 
 
 def optimise_evidence(
-    model: InducingModel, rows: Dataset, stop: Stop, checkpoint_log: CheckpointLog
-) -> tuple[float, int]:
-    """Maximise the evidence of the rows in place.
+    model: InducingModel,
+    rows: Dataset,
+    stop: Stop,
+    checkpoint_log: CheckpointLog,
+    curvature: Curvature | None = None,
+) -> Maximum:
+    """Maximise the evidence of the rows in place; −∞ where it cannot be computed.
 
-    Returns: the evidence in nats, −∞ where it cannot be computed, and the number of iterations.
+    Args:
+        curvature: that of an optimisation which ended here, to which this one adds.
     """
     try:
         objective = model.dense_bound(rows)
         with threads_for(DENSE * rows.N**3):
-            maximum = maximise_elbo(
-                model, rows.X, objective=objective, stop=stop, checkpoint_log=checkpoint_log
+            return maximise_elbo(
+                model,
+                rows.X,
+                objective=objective,
+                stop=stop,
+                checkpoint_log=checkpoint_log,
+                curvature=curvature,
             )
     except TrainingError:
-        return -inf, 0
-    return maximum.value, maximum.iterations
+        return Maximum(rows.X.new_empty(0), -inf, 0, 0)
 
 
 @torch.no_grad()
@@ -456,9 +480,17 @@ def _objective(model: InducingModel, rows: Dataset) -> float:
         return _value(model, rows) + log_prior(model).item()
 
 
-def _optimum(
-    model: Model, evidence: float, rows: Dataset, kernel: int, *, converged: bool = False
-) -> Optimum[Model]:
+def _optimum(start: Start[Model], maximum: Maximum, rows: Dataset, stop: Stop) -> Optimum[Model]:
+    """Return the optimum at which an optimisation of the model of `start` has ended."""
     with torch.no_grad():
-        prior = log_prior(model).item()
-    return Optimum(model, evidence, rows.observations, kernel, prior, converged)
+        prior = log_prior(start.model).item()
+    return Optimum(
+        start.model,
+        maximum.value,
+        rows.observations,
+        start.kernel,
+        prior,
+        maximum.iterations < stop.iterations,
+        maximum.recent_gain,
+        start.curvature,
+    )

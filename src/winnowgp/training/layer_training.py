@@ -362,10 +362,10 @@ def start_from_shallow(model: DeepGP, data: Dataset, *, seed: int) -> None:
     assert noise is not None
     shallow = SparseGP(last.kernel, inputs[:0], noise=noise.value.mean().item())
     stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
-    evidence, _ = optimise_evidence(
+    maximum = optimise_evidence(
         shallow, Dataset(inputs, rows.Y, rows.weights), stop, NO_CHECKPOINT_LOG
     )
-    if not isfinite(evidence):
+    if not isfinite(maximum.value):
         return
     last.kernel.load_state_dict(shallow.kernel.state_dict())
     set_noise(model.likelihood, shallow.noise.detach().expand_as(noise.value))

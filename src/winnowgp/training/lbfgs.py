@@ -30,6 +30,8 @@ from winnowgp.typing import Scalar
 
 # Number of pairs from which the curvature estimate is used to stop.
 _RELIABLE = 5
+# Iterations of `Maximum.recent_gain`.
+_RECENT = 4
 # Pairs that are stored, and the elements of their steps at most.
 _MEMORY, _ELEMENTS = 100, 2**24
 # Largest ratio of an entry of the diagonal to the mean curvature along the last step.
@@ -69,6 +71,8 @@ class Maximum:
     last_gain: float = 0.0
     """Nats that the last `Stop.window` iterations gained, if the largest number of iterations ended
     the optimisation; 0 if it converged."""
+    recent_gain: float = 0.0
+    """Nats that the last four iterations gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def maximise(
     on_step: Callable[[int, float], None] = lambda step, value: None,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
     scratch: Mapping[str, Stateful] | None = None,
+    curvature: "Curvature | None" = None,
 ) -> Maximum:
     """Return a local maximum that is no lower than the objective at `start`.
 
@@ -97,16 +102,20 @@ def maximise(
             `EndPhase`.
         checkpoint_log: log in which this optimisation is recorded.
         scratch: state of the objective between calls.
+        curvature: pairs of an earlier optimisation of the same objective, to which those of this
+            one are added; none by default.
 
     Raises:
         TrainingError: the objective cannot be computed at `start`.
     """
     line = _Line(objective, checkpoint_log.process_group)
     memory = memory or max(1, min(_MEMORY, _ELEMENTS // max(len(start), 1)))
-    pairs, path = _Pairs(memory, start.device), _Path(start)
-    stage = checkpoint_log.stage(
-        {"path": path, "line": line}, start=[start], scratch={"pairs": pairs, **(scratch or {})}
-    )
+    path = _Path(start)
+    pairs = Curvature(memory, start.device) if curvature is None else curvature
+    results, scratch = {"path": path, "line": line}, {"pairs": pairs, **(scratch or {})}
+    if curvature is not None:
+        results["pairs"] = scratch.pop("pairs")
+    stage = checkpoint_log.stage(results, start=[start], scratch=scratch)
     if not path.trace:
         point = line.evaluate(start)
         if point is None:
@@ -141,7 +150,8 @@ def maximise(
     trace, last_gain = path.trace, 0.0
     if len(trace) > max(stop.iterations, 1):
         last_gain = trace[-1] - trace[max(0, len(trace) - 1 - stop.window)]
-    return Maximum(path.point.x, path.point.value, len(trace) - 1, line.rejected, last_gain)
+    recent = trace[-1] - trace[max(0, len(trace) - 1 - _RECENT)]
+    return Maximum(path.point.x, path.point.value, len(trace) - 1, line.rejected, last_gain, recent)
 
 
 @final
@@ -252,10 +262,10 @@ def _beyond(trial: float, step: float, high: float) -> float:
 
 
 @final
-class _Pairs:
+class Curvature:
     """Steps s and gradient changes y, newest last, and the diagonal that the update starts from."""
 
-    def __init__(self, memory: int, device: torch.device | None = None) -> None:
+    def __init__(self, memory: int = _MEMORY, device: torch.device | None = None) -> None:
         self._memory, self._device = memory, device
         self.clear()
 
@@ -335,6 +345,7 @@ def maximise_elbo(
     stop: Stop,
     on_step: Callable[[int, float], None] = lambda step, value: None,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
+    curvature: Curvature | None = None,
 ) -> Maximum:
     """Optimise hyper-parameters, noise and locations of a model by L-BFGS, in place.
 
@@ -348,6 +359,7 @@ def maximise_elbo(
         on_step: called with the number of each iteration and the nats after it; may raise
             `EndPhase`.
         checkpoint_log: log in which this optimisation is recorded.
+        curvature: as in `maximise`.
     """
     coordinates, log_prior = Coordinates(model, X), log_prior_of(model)
     start = coordinates.read()
@@ -382,6 +394,7 @@ def maximise_elbo(
             on_step=on_step,
             checkpoint_log=checkpoint_log,
             scratch={"objective": objective} if isinstance(objective, Stateful) else None,
+            curvature=curvature,
         )
     coordinates.write(maximum.x.to(device))
     model.zero_grad(set_to_none=True)

@@ -5,7 +5,7 @@ optimum are not optimised further, and of those with equal evidence one is enoug
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic
 
@@ -17,6 +17,7 @@ from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, square
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.training.lbfgs import Curvature
 
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
 # they lack, plus so many nats per observation, and at most so many; rows by which it is computed.
@@ -41,6 +42,10 @@ class Optimum(Generic[Model]):
     """Log density of the hyper-parameters under their priors, in nats."""
     converged: bool = False
     """Whether the optimisation ended before its largest number of iterations."""
+    recent_gain: float = 0.0
+    """Nats that the last few iterations gained."""
+    curvature: Curvature = field(default_factory=Curvature)
+    """Curvature of the evidence there, with which an optimisation of the same rows continues."""
 
     @property
     def objective(self) -> float:

@@ -124,12 +124,17 @@ def update(
         rows = _with_fresh(model, data, old, 0 if fixed else fresh, tolerance)
         return model.with_candidates(rows, shared=shared)
 
-    # Hyper-parameters are optimised in place.
+    # Hyper-parameters are optimised in place. The few iterations hardly change the rows that are
+    # needed as candidates.
     pool = pool_of(online, shared=not learn)
     if learn:
         before = online.memory.observations + earlier - waiting
-        pool = pool_of(optimise_hyperparameters(pool, data, before=before, pool_of=pool_of))
-    L, moments = pool.moments(data)
+        pool = optimise_hyperparameters(pool, data, before=before, pool_of=pool_of)
+    try:
+        L, moments = pool.moments(data)
+    except NotPositiveDefiniteError:
+        pool = pool_of(online)
+        L, moments = pool.moments(data)
     statistics = subset_statistics(L, *moments)
     reference, lowest = _total(moments), -inf
     if isinstance(goal, Tolerance):
@@ -146,7 +151,7 @@ def update(
     nats = _memory_nats(tolerance)
     share = max(frontier.N - given_up / nats, data.observations - earlier)
     K = frontier.smallest(nats * share / frontier.N, reference=reference)
-    K = pool.model.K if fixed else max(M, min(K, max(_MOST_MEMORY * M, _ALWAYS)))
+    K = pool.model.K if fixed else max(M, min(K, max(int(_MOST_MEMORY * M), _ALWAYS)))
     mask, own = frontier.masks[M], frontier.masks[K]
     selected = pool.with_candidates(pool.model.candidates[mask], shared=True)
     remembering, part = pool.with_candidates(pool.model.candidates[own], shared=True), mask[own]
@@ -154,17 +159,17 @@ def update(
     L, moments = restrict_moments(L, moments, mask)
     elbo, moved = _total(moments), 0
     lost = max(reference - frontier.bounds[K].item(), 0.0)
-    gap = given_up + max(reference - elbo, 0.0)
     if move and M:
         shifted = selected.with_candidates(selected.model.candidates)
         _optimise(shifted, data, move=True)
         after = shifted.moments(data)
         if _total(after[1]) > elbo:
             # The memory moves along.
-            (L, moments), moved, lost = after, M, gap - given_up
+            (L, moments), moved = after, M
             (L_own, own_moments), own, part = after, mask, mask[mask]
             selected = remembering = shifted
             elbo = _total(moments)
+            lost = max(reference - elbo, 0.0)
     if online.memory.fixed is None and not data.has_noise:
         remembering = remembering.remembering(L_own, own_moments)
     else:
@@ -174,7 +179,7 @@ def update(
         posterior=selected.posterior(L, moments),
         frontier=frontier,
         elbo=elbo,
-        gap=gap,
+        gap=given_up + max(reference - elbo, 0.0),
         given_up=given_up + lost,
         moved=moved,
         kept=own[: len(old)].cpu(),
@@ -231,8 +236,7 @@ def optimise_hyperparameters(
         shorter = pool.with_candidates(pool.model.candidates)
         if _shorten(shorter.model.kernel, torch.cat([data.X, pool.memory.Z])):
             shorter = pool_of(shorter)
-            _optimise(shorter, data, move=False, stop=stop)
-            if _objective(shorter, data) >= _objective(pool, data):
+            if _optimise(shorter, data, move=False, stop=stop) >= _objective(pool, data):
                 return shorter
     _optimise(pool, data, move=False, stop=stop)
     return pool
@@ -262,24 +266,28 @@ def _shorten(kernel: Kernel, X: Float[Tensor, "N D"]) -> bool:
     return changed
 
 
-def _optimise(online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None) -> None:
-    """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails."""
+def _optimise(online: OnlineGP, data: Dataset, *, move: bool, stop: Stop | None = None) -> float:
+    """Optimise hyper-parameters, and locations if `move`, in place; they stay if that fails.
+
+    Returns: the bound and the log prior, in nats; −∞ after a failure.
+    """
     model = online.model
     model.candidates.requires_grad_(move)
     before = deepcopy(model.state_dict())
     gain = max(_GAIN * (online.memory.observations + data.observations), _LEAST_GAIN)
     try:
         with threads_for(10.0 * model.K**3):
-            maximise_elbo(
+            value = maximise_elbo(
                 model,
                 torch.cat([data.X, online.memory.Z]),
                 objective=online.objective(data),
                 stop=stop or Stop(gain, _WINDOW, _MOVING_ITERATIONS if move else _ITERATIONS),
-            )
-        online.moments(data)
-    except (TrainingError, NotPositiveDefiniteError):
+            ).value
+    except TrainingError:
         model.load_state_dict(before)
+        value = -inf
     model.candidates.requires_grad_(False)
+    return value + log_prior(model).item()
 
 
 def _within(goal: Tolerance, online: OnlineGP, data: Dataset, reference: float) -> Tolerance:
