@@ -167,8 +167,7 @@ def fit(
         str,
         typer.Option(
             help="1; or the number of layers of a deep GP, for functions that jump or whose "
-            "smoothness varies; auto compares one, two and three. Takes minutes on a CPU; "
-            "`--device auto` uses a GPU if there is one."
+            "smoothness varies; auto compares one, two and three. Takes minutes on a CPU."
         ),
     ] = "1",
     priors: Annotated[
