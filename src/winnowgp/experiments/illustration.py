@@ -283,6 +283,8 @@ class Illustration(Experiment):
         full = {row["seed"]: row["full_bound"] for row in paper}
         for kind, name in PROCEDURE_NAMES.items():
             runs = [row for row in rows if row["kind"] == kind and row["seed"] in full]
+            if not runs:
+                continue
             lines.append(
                 claim(
                     f"a small set of highly informative inducing points remains, {name}",
