@@ -139,6 +139,22 @@ def test_update_keeps_hyperparameters_with_which_no_factor_is_found(
     assert noise_of(update(online, batch(1)).online) == noise
 
 
+def test_update_keeps_points_where_moved_ones_have_no_factor(
+    online: OnlineGP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments, rows = OnlineGP.moments, batch(1)
+    known = torch.cat([online.model.candidates.detach(), rows.X])
+
+    def failing(self: OnlineGP, data: Dataset) -> Any:
+        if torch.cdist(self.model.candidates.detach(), known).min(1).values.max() > 1e-3:
+            raise NotPositiveDefiniteError("no factor")
+        return moments(self, data)
+
+    assert update(online, rows, move=True, learn=False).moved > 0
+    monkeypatch.setattr(OnlineGP, "moments", failing)
+    assert update(online, rows, move=True, learn=False).moved == 0
+
+
 def test_update_shortens_a_lengthscale_at_which_the_bound_is_flat(online: OnlineGP) -> None:
     stuck = online.with_candidates(online.model.candidates)
     stuck.model.kernel.initialize(**{"base_kernel.lengthscale": torch.tensor([[900.0, 900.0]])})

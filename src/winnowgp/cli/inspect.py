@@ -116,14 +116,17 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
     from rich.table import Table
 
     elbos, densities = choice["frontier"] or [], choice["log_densities"]
-    exact, N = choice["exact_evidence"], choice["rows"]
+    exact, rows = choice["exact_evidence"], choice["rows"]
+    N = choice.get("observations", rows)
     table = Table(
         title="Best ELBO known with at most as many inducing points", title_justify="left"
     )
     for name in ("inducing points", "ELBO (nats)", "gap", "held-out", ""):
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
-    best = max(v for v in (*known.values(), exact) if v is not None) + choice.get("given_up", 0.0)
+    best = max(v for v in (*known.values(), exact) if v is not None) + choice.get(
+        "earlier_gap", 0.0
+    )
     shown = {*_sizes(len(elbos) - 1, choice["points"]), *choice["sizes"]}
     for M in sorted(shown & known.keys()):
         selected = choice["points"] == M
@@ -139,7 +142,7 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
         )
     if exact is not None:
         row = (f"{exact:.2f}", f"{(best - exact) / N:.4f}", _number(choice["exact_log_density"]))
-        table.add_row(str(N), *row, "full GP")
+        table.add_row(str(rows), *row, "full GP")
     console = Console()
     console.print(table)
     console.print(f"gap and held-out log density: nats per {unit}, of standardised targets")
@@ -147,7 +150,7 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
         gain = max(exact - choice["bound"], 0.0) / N
         console.print(
             f"the full GP would gain {gain:.4f} nats per observation; each of its predictions "
-            f"would use all {N} rows"
+            f"would use all {rows} rows"
         )
 
 

@@ -62,7 +62,7 @@ def _size_frontier_state(frontier: SizeFrontier) -> dict[str, Any]:
         "N": frontier.N,
         "evidence": frontier.evidence,
         "exact_log_density": frontier.exact_log_density,
-        "given_up": frontier.given_up,
+        "earlier_gap": frontier.earlier_gap,
     }
 
 
@@ -74,7 +74,7 @@ def _size_frontier(
     N: int | float,
     evidence: float | None,
     exact_log_density: float | None,
-    given_up: float,
+    earlier_gap: float,
 ) -> SizeFrontier:
     # An ELBO may be −∞, so `elbos` is not declared as an array of finite numbers.
     if not elbos.is_floating_point() or elbos.dim() != 1 or bool(elbos.isnan().any()):
@@ -89,7 +89,7 @@ def _size_frontier(
         if not 0 <= M < len(elbos):
             raise ModelFileError("a SizeFrontier must have log densities of its own sizes only")
         densities[M] = nats
-    return SizeFrontier(elbos.double(), densities, N, evidence, exact_log_density, given_up)
+    return SizeFrontier(elbos.double(), densities, N, evidence, exact_log_density, earlier_gap)
 
 
 @register("Evidence", Evidence)

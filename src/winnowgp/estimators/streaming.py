@@ -447,7 +447,7 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _with_reference(self, frontier: SizeFrontier) -> SizeFrontier:
         """Return a frontier whose gaps are measured from where `elbo_gap_` is."""
         reference = self.elbo_ + self.elbo_gap_ * frontier.N
-        return replace(frontier, given_up=max(reference - frontier.best, 0.0))
+        return replace(frontier, earlier_gap=max(reference - frontier.best, 0.0))
 
 
 def _bound_of_others(held: StreamUpdate, model: SparseGP | VariationalGP, rows: Dataset) -> float:

@@ -175,12 +175,9 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
         ),
     },
     # Categories and ELBO gaps had other names.
-    8: {
-        "TableEncoder": _encoder_9,
-        "TabularModel": _tabular_model_9,
-    },
-    # What a stream gave up was not recorded.
-    9: {"SizeFrontier": lambda state: {"given_up": 0.0, **state}},
+    8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
+    # The gap of the earlier batches of a stream was not recorded.
+    9: {"SizeFrontier": lambda state: {"earlier_gap": 0.0, **state}},
 }
 
 

@@ -87,8 +87,10 @@ class Choice(TypedDict):
     """The posterior over subsets, if inclusion is not independent."""
     hyper_posteriors: NotRequired[int]
     """Number of posteriors that predictions average over, if hyper-parameters are uncertain."""
-    given_up: NotRequired[float]
-    """Nats that a stream gave up in earlier batches, part of the gap of every size."""
+    earlier_gap: NotRequired[float]
+    """ELBO gap of the earlier batches of a stream, in nats, part of the gap of every size."""
+    observations: NotRequired[float]
+    """Number of observations that gaps are divided by, if it is not that of the rows."""
     constant_weight: NotRequired[float]
     """Weight of a constant in this average, if it is a member."""
     layers: NotRequired[list[int]]

@@ -114,7 +114,7 @@ class SizeFrontier:
             last point of the frontier, the exact GP with M = N. For likelihoods other than
             Gaussian, the bound with every row as an inducing point.
         exact_log_density: held-out log density of that exact GP, per observation.
-        given_up: nats that no number of inducing points regains: what a stream no longer remembers.
+        earlier_gap: ELBO gap of the earlier batches of a stream, in nats; part of every size's gap.
     """
 
     elbos: Float[Tensor, " sizes"]
@@ -122,7 +122,7 @@ class SizeFrontier:
     N: int | float
     evidence: float | None = None
     exact_log_density: float | None = None
-    given_up: float = 0.0
+    earlier_gap: float = 0.0
 
     @classmethod
     def of(cls, *frontiers: Frontier, N: int | float) -> "SizeFrontier":
@@ -157,7 +157,7 @@ class SizeFrontier:
     @property
     def gaps(self) -> Float[Tensor, " sizes"]:
         """Nats per observation by which each ELBO is below `best`, and those given up before."""
-        return (self.best + self.given_up - self.elbos) / self.N
+        return (self.best + self.earlier_gap - self.elbos) / self.N
 
     def with_model(
         self, M: int, *, elbo: float, log_density: float | None = None

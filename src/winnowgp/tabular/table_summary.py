@@ -189,8 +189,8 @@ def choice(
         "predictive_gap": _finite(estimator.predictive_gap_),
         "predictive_gap_se": _finite(estimator.predictive_gap_se_),
     }
-    if frontier.given_up:
-        result["given_up"] = frontier.given_up
+    if frontier.earlier_gap or rows != frontier.N:
+        result["earlier_gap"], result["observations"] = frontier.earlier_gap, frontier.N
     if getattr(estimator, "likelihood", None) == HETEROSCEDASTIC:
         result["noise_points"] = estimator.n_noise_inducing_
     subsets, posterior, mixture = estimator.subset_posterior_, estimator.posterior_, None

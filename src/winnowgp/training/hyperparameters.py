@@ -329,6 +329,7 @@ class _Search(Generic[Model]):
             )
             bound = sparse.fixed_bound(rows)
         except (NotPositiveDefiniteError, TrainingError):
+            start.curvature.clear()  # of a bound whose optimum is not used
             return None
         self.budget.spend(maximum.iterations * cost)
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})

@@ -162,8 +162,11 @@ def update(
     if move and M:
         shifted = selected.with_candidates(selected.model.candidates)
         _optimise(shifted, data, move=True)
-        after = shifted.moments(data)
-        if _total(after[1]) > elbo:
+        try:
+            after = shifted.moments(data)
+        except NotPositiveDefiniteError:
+            after = None
+        if after is not None and _total(after[1]) > elbo:
             # The memory moves along.
             (L, moments), moved = after, M
             (L_own, own_moments), own, part = after, mask, mask[mask]
