@@ -194,6 +194,23 @@ def test_update_with_a_window_is_remembered_by_the_file(
     assert "at least 2 batches" in capsys.readouterr().err
 
 
+def test_gaps_of_a_window_are_per_remembered_observation(
+    models: dict[str, Path], shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (more(shop, tmp_path / name) for name in ("first.csv", "second.csv"))
+    second.write_text("".join(second.read_text().splitlines(keepends=True)[:-1]))
+    output = tmp_path / "model.winnow"
+    for model, new in ((models["y"], first), (output, second)):
+        words = [str(model), str(new), "-o", str(output), "--test-size", "0", "--window", "2"]
+        assert run(["update", *words]) == 0
+    summary = winnowgp.load(output).summary
+    assert summary["choice"]["observations"] < summary["train_rows"]
+    capsys.readouterr()
+    assert run(["frontier", str(output)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "<- selected" in line]
+    assert float(row.split("│")[3]) == pytest.approx(summary["choice"]["elbo_gap"], abs=6e-5)
+
+
 def test_update_table_leaves_the_model_as_it_was(models: dict[str, Path], shop: Path) -> None:
     model, table = winnowgp.load(models["y"]), winnowgp.read_table(shop)
     before = model.predict(table)["mean"]
