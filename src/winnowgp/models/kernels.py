@@ -46,8 +46,8 @@ _FAR = 1e6
 # Distance r below which rounding decides it.
 _ROUNDED = 1e-6
 
-# RBF covariances up to this size are zero. Products of smaller ones are subnormal numbers, with
-# which factorisations and products of matrices take up to forty times as long.
+# RBF covariances up to this size are zero. In double precision, products of smaller ones are
+# subnormal, with which factorisations and products of matrices take up to forty times as long.
 _LEAST_COVARIANCE = 1e-60
 
 Cross: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
