@@ -106,6 +106,16 @@ def one_size() -> Iterator[None]:
 
 
 @pytest.fixture
+def short_shallow() -> Iterator[None]:
+    """Let deep fits start from a shallow GP that is fitted shortly, where a test does not look at
+    it."""
+    from helpers.short_fits import short_shallow_starts
+
+    with short_shallow_starts():
+        yield
+
+
+@pytest.fixture
 def paper_data() -> None:
     """Skip the test unless the paper's data sets are available."""
     if "WINNOWGP_DATA" not in os.environ:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset
+from winnowgp.estimators import deep_shallow
 from winnowgp.models.base import Model
 from winnowgp.training import (
     FastSchedule,
@@ -94,6 +95,21 @@ def shortest_fits() -> Iterator[None]:
     with short_fits(starts=0, sizes=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[:1])
         patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial: initial)
+        yield
+
+
+@contextmanager
+def short_shallow_starts() -> Iterator[None]:
+    """In it the shallow GP from which a deep fit of few rows starts, most of the time of a short
+    one, is that of a short fit."""
+    whole = deep_shallow._fitted_shallow
+
+    def shortly(*arguments: Any) -> Any:
+        with shortest_fits():
+            return whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deep_shallow, "_fitted_shallow", shortly)
         yield
 
 
