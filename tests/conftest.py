@@ -98,10 +98,11 @@ def quickly() -> Iterator[None]:
 
 @pytest.fixture
 def one_size() -> Iterator[None]:
-    """Let fits refit no models of smaller sizes, where a test does not look at them."""
-    from helpers.short_fits import smaller_sizes
+    """Let fits refit no models of smaller sizes and hold out two tenths of the rows, where a test
+    does not look at either."""
+    from helpers.short_fits import smaller_sizes, two_folds
 
-    with smaller_sizes(0):
+    with smaller_sizes(0), two_folds():
         yield
 
 
