@@ -96,6 +96,15 @@ def quickly() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_module() -> Iterator[None]:
+    """As `quickly`, for fixtures of the module too; fits refit one model of a smaller size."""
+    from helpers.short_fits import short_fits
+
+    with short_fits(sizes=1):
+        yield
+
+
 @pytest.fixture
 def one_size() -> Iterator[None]:
     """Let fits refit no models of smaller sizes and hold out two tenths of the rows, where a test
