@@ -43,7 +43,7 @@ def smaller_sizes(count: int) -> Iterator[None]:
 @contextmanager
 def two_folds() -> Iterator[None]:
     """In it two tenths of the rows are held out for the reported densities instead of all in turn,
-    which takes a fifth of the time of a fit of few rows."""
+    which take a tenth to a quarter of the time of a fit of few rows."""
     folds = CrossValidation.of
 
     def two(data: Dataset, order: Tensor, **_settings: Any) -> CrossValidation:
