@@ -96,12 +96,32 @@ def quickly() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_module() -> Iterator[None]:
+    """As `quickly`, for fixtures of the module too; fits refit one model of a smaller size."""
+    from helpers.short_fits import short_fits
+
+    with short_fits(sizes=1):
+        yield
+
+
 @pytest.fixture
 def one_size() -> Iterator[None]:
-    """Let fits refit no models of smaller sizes, where a test does not look at them."""
-    from helpers.short_fits import smaller_sizes
+    """Let fits refit no models of smaller sizes and hold out two tenths of the rows, where a test
+    does not look at either."""
+    from helpers.short_fits import smaller_sizes, two_folds
 
-    with smaller_sizes(0):
+    with smaller_sizes(0), two_folds():
+        yield
+
+
+@pytest.fixture
+def short_shallow() -> Iterator[None]:
+    """Let deep fits start from a shallow GP that is fitted shortly, where a test does not look at
+    it."""
+    from helpers.short_fits import short_shallow_starts
+
+    with short_shallow_starts():
         yield
 
 

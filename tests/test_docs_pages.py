@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -10,6 +11,7 @@ from types import FunctionType
 import pytest
 
 import winnowgp
+from helpers.short_fits import short_fits
 from run_pages import FENCE, ExampleError, run_page, run_pages, with_outputs
 from winnowgp.errors import MissingExtraError
 
@@ -45,6 +47,8 @@ SHORTER = {
         "FastSchedule(MaxPoints(8))": "FastSchedule(MaxPoints(8), rounds=1, iterations=60)",
     }
 }
+# Pages whose fits are short ones unless they are run in the slow tests.
+SHORT_FITS = {"additive.md", "averages.md", "index.md", "multi-fidelity.md", "saving.md"}
 
 
 def text(page: str) -> str:
@@ -63,7 +67,8 @@ def _printed(page: str, whole: bool) -> str:
         assert markdown.count(long) == 1, f"{long} occurs {markdown.count(long)} times in {page}"
         markdown = markdown.replace(long, short)
     try:
-        return "".join(output.text for output in run_page(markdown, page))
+        with nullcontext() if whole else short_fits(sizes=1):
+            return "".join(output.text for output in run_page(markdown, page))
     except ExampleError as error:
         if isinstance(error.__cause__, MissingExtraError):
             pytest.skip(str(error.__cause__))
@@ -73,8 +78,9 @@ def _printed(page: str, whole: bool) -> str:
 def page_params() -> list:
     """Return every page with examples, and whether it is run without abbreviations."""
     pages = [page for page in PAGES if FENCE.search(text(page))]
-    quick = [pytest.param(page, page not in SHORTER) for page in pages if page not in SLOW]
-    slow = [page for page in pages if page in SLOW or page in SHORTER]
+    shorter = {*SHORTER, *SHORT_FITS}
+    quick = [pytest.param(page, page not in shorter) for page in pages if page not in SLOW]
+    slow = [page for page in pages if page in SLOW or page in shorter]
     return quick + [pytest.param(page, True, marks=pytest.mark.slow) for page in slow]
 
 

@@ -16,6 +16,8 @@ from winnowgp.estimators import base as base_module
 from winnowgp.estimators import selection
 from winnowgp.training import MaxPoints, Progress
 
+pytestmark = pytest.mark.usefixtures("quick_module")
+
 PAPER: dict[str, Any] = {
     "schedule": "paper",
     "alpha": 0.1,

@@ -8,12 +8,20 @@ from gpytorch.likelihoods import LaplaceLikelihood
 from sklearn.datasets import make_moons
 from sklearn.exceptions import NotFittedError
 
+from helpers.short_fits import short_shallow_starts
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
 from winnowgp.estimators import deep
 from winnowgp.models.deep_costs import prediction_prices
 
-QUICK: dict[str, Any] = {"n_candidates": 12, "random_state": 0, "hidden_mean": "identity"}
+pytestmark = pytest.mark.usefixtures("short_shallow")
+
+QUICK: dict[str, Any] = {
+    "n_candidates": 12,
+    "random_state": 0,
+    "hidden_mean": "identity",
+    "smaller_models": 0,
+}
 
 
 def regressor(**arguments: Any) -> DeepGPRegressor:
@@ -62,7 +70,8 @@ def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
 @pytest.fixture(scope="module")
 def fitted() -> DeepGPRegressor:
     """Fitted to the steps, for tests that only ask it."""
-    return regressor(epochs=(20, 80, 40)).fit(*steps())
+    with short_shallow_starts():
+        return regressor(epochs=(20, 80, 40), smaller_models=2).fit(*steps())
 
 
 def test_resized_is_the_model_of_an_allocation(fitted: DeepGPRegressor) -> None:

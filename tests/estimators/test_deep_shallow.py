@@ -10,6 +10,7 @@ from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from scipy.stats import norm
 
+from helpers.short_fits import short_fits
 from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import NoInducingPointsWarning
@@ -18,6 +19,8 @@ from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.kernels import covariance
 from winnowgp.training import Progress
+
+pytestmark = pytest.mark.usefixtures("quickly")
 
 
 def rows(N: int = 70) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +37,8 @@ def shortly(layers: int = 2, **options: Any) -> DeepGPRegressor:
 
 @pytest.fixture(scope="module")
 def fitted() -> DeepGPRegressor:
-    return shortly().fit(*rows())
+    with short_fits():
+        return shortly().fit(*rows())
 
 
 def collapsed_bound(last: DeepLayer, noise: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from gpytorch.kernels import RBFKernel
 from numpy.typing import NDArray
 
+from helpers.short_fits import short_fits
 from winnowgp import MultiFidelityGPRegressor, SparseGP, load
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError, ModelFileError
@@ -30,7 +31,8 @@ def point() -> MultiFidelityGPRegressor:
     model = MultiFidelityGPRegressor(
         fidelity="level", relation="linear", hyper="point", random_state=0
     )
-    return model.fit(FIDELITIES, CURVE)
+    with short_fits():
+        return model.fit(FIDELITIES, CURVE)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,8 @@ def averaged() -> MultiFidelityGPRegressor:
 def squared() -> MultiFidelityGPRegressor:
     """A high fidelity that is the square of the low one (Perdikaris et al. 2017), 12 rows of it."""
     model = MultiFidelityGPRegressor(relation="nonlinear", random_state=0)
-    return model.fit(*squared_rows())
+    with short_fits():
+        return model.fit(*squared_rows())
 
 
 def squared_rows() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -89,6 +92,7 @@ def test_condition_on_a_row_moves_predictions_of_its_fidelity(
     assert model.predict(rows)[1] == mean[1]
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("relation", ["linear", "nonlinear"])
 def test_one_fidelity_is_a_sparse_gp(relation: str) -> None:
     low = np.column_stack([INPUTS, np.ones_like(INPUTS)])[LEVELS == 0]
@@ -206,6 +210,7 @@ def test_wrong_parameters_are_refused(settings: dict[str, Any], message: str) ->
         model.fit(X, CURVE)
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", ["averaged", "squared"])
 def test_batches_of_any_fidelity_are_learnt(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -267,6 +272,7 @@ def test_member_weights_after_a_batch_are_those_of_its_density(
     )
 
 
+@pytest.mark.usefixtures("quickly")
 def test_auto_keeps_the_relation_with_the_higher_elbo(
     point: MultiFidelityGPRegressor, tmp_path: Path
 ) -> None:
@@ -287,6 +293,7 @@ def test_auto_keeps_the_relation_with_the_higher_elbo(
     assert boxes.fit(rows, CURVE[::3]).relation_ == "linear"
 
 
+@pytest.mark.usefixtures("quickly")
 def test_elbo_of_a_chain_is_in_the_units_of_all_targets() -> None:
     """The dense evidence of all fidelities, of targets that were standardised together."""
     rows = np.column_stack([INPUTS, LEVELS])

@@ -138,7 +138,7 @@ def test_fit_of_float32_rows_predicts() -> None:
 
 @pytest.mark.unchecked
 def test_feature_names_are_those_of_the_last_fit(tmp_path: Path) -> None:
-    X, y = table(60)
+    X, y = table(30)
     frame = pandas.DataFrame(X, columns=["u", "v"])
     model = regressor(max_points=1)
     with shortest_fits():

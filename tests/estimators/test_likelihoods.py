@@ -70,7 +70,7 @@ def test_student_t_is_robust_to_outliers_in_any_units(likelihood) -> None:
         pytest.param(NegativeBinomialLikelihood(), 200.0, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.usefixtures("one_size")
+@pytest.mark.usefixtures("quickly")
 def test_counts_small_and_large(likelihood, level: float) -> None:
     few, rate = X[::3], level * np.exp(1.2 * WAVE[::3])
     y = np.random.default_rng(1).poisson(rate)
@@ -119,7 +119,7 @@ def test_laplace_and_several_targets() -> None:
     assert model.score(X, Y) > 0.9
 
 
-@pytest.mark.usefixtures("one_size")
+@pytest.mark.usefixtures("quickly")
 def test_gaussian_likelihood_object_agrees_with_the_collapsed_model() -> None:
     few = X[::3]
     y = WAVE[::3] + 0.1 * np.random.default_rng(7).normal(size=50)
@@ -137,7 +137,7 @@ def test_paper_schedule_uses_minibatches() -> None:
     y = np.random.default_rng(1).poisson(np.exp(1.2 * WAVE))
     settings = {"schedule": "paper", "alpha": 0.02, "batch_size": 50, "n_candidates": 15}
     model = SparseGPRegressor(
-        likelihood="poisson", epochs=(60, 40, 60), random_state=0, **settings
+        likelihood="poisson", epochs=(30, 20, 30), random_state=0, **settings
     ).fit(X, y)
     assert 0 < model.n_inducing_ < 15
     assert model.log_density(X, y).mean() > -1.6

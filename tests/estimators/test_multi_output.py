@@ -13,6 +13,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from sklearn.base import clone
 
+from helpers.short_fits import short_fits
 from winnowgp import (
     AdditiveGPRegressor,
     MultiFidelityGPRegressor,
@@ -23,6 +24,8 @@ from winnowgp import (
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.processes import ProcessEstimator
+
+pytestmark = pytest.mark.usefixtures("quickly")
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-3, 3, size=(70, 1))
@@ -63,7 +66,8 @@ def copied(estimator: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, Any]:
-    return {name: copied(model).fit(*rows) for name, (model, *rows) in ESTIMATORS.items()}
+    with short_fits():
+        return {name: copied(model).fit(*rows) for name, (model, *rows) in ESTIMATORS.items()}
 
 
 def test_outputs_allocate_points_by_smoothness(fitted: dict[str, Any]) -> None:

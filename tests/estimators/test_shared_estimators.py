@@ -15,6 +15,8 @@ from winnowgp.data import ArraySource, Dataset, shard
 from winnowgp.errors import InputError
 from winnowgp.estimators import DeepGPRegressor, SparseGPClassifier
 
+pytestmark = pytest.mark.usefixtures("quick_module")
+
 SEEDED = [name for name in work.ESTIMATORS if name != "a seed of chance"]
 
 

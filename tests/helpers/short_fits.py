@@ -10,6 +10,7 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset
+from winnowgp.estimators import deep_shallow
 from winnowgp.models.base import Model
 from winnowgp.training import (
     FastSchedule,
@@ -40,13 +41,27 @@ def smaller_sizes(count: int) -> Iterator[None]:
 
 
 @contextmanager
+def two_folds() -> Iterator[None]:
+    """In it two tenths of the rows are held out for the reported densities instead of all in turn,
+    which take a tenth to a quarter of the time of a fit of few rows."""
+    folds = CrossValidation.of
+
+    def two(data: Dataset, order: Tensor, **_settings: Any) -> CrossValidation:
+        return folds(data, order, folds=2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CrossValidation, "of", two)
+        yield
+
+
+@contextmanager
 def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 0) -> Iterator[None]:
     """In it estimators begin with so few starts of each kernel, the model as given or the first of
     those that the data suggest; compare as few of a given number of points; choose and move so few
     times; end each optimisation early; hold out two tenths of the rows instead of all in turn;
     refit models of so few smaller sizes; and mix four posteriors over hyper-parameters, of 16
     draws."""
-    every, converged, folds = warm_up.starting_points, lbfgs.maximise, CrossValidation.of
+    every, converged = warm_up.starting_points, lbfgs.maximise
     search, halving = warm_up._Search.optimise, FastSteps.successive_halving
 
     def few(model: Model, data: Dataset, _count: int | None = None) -> list[Model]:
@@ -68,15 +83,11 @@ def short_fits(*, starts: int = 1, rounds: int = 1, sizes: int = 0) -> Iterator[
         brief = lbfgs.Stop(10 * stop.gain, min(stop.window, 5), stop.iterations)
         return converged(*arguments, stop=brief, **settings)
 
-    def two(data: Dataset, order: Tensor, **_settings: Any) -> CrossValidation:
-        return folds(data, order, folds=2)
-
-    with smaller_sizes(sizes), pytest.MonkeyPatch.context() as patch:
+    with smaller_sizes(sizes), two_folds(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_up, "starting_points", few)
         patch.setattr(warm_up._Search, "optimise", of_few)
         patch.setattr(FastSteps, "successive_halving", of_fewer)
         patch.setattr(lbfgs, "maximise", early)
-        patch.setattr(CrossValidation, "of", two)
         patch.setattr(confirmation, "_SMALL_FOLDS", 3)
         patch.setattr(confirmation, "_FOLDS", 3)
         patch.setattr(laplace, "_DRAWS", 16)
@@ -94,6 +105,21 @@ def shortest_fits() -> Iterator[None]:
     with short_fits(starts=0, sizes=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[:1])
         patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial: initial)
+        yield
+
+
+@contextmanager
+def short_shallow_starts() -> Iterator[None]:
+    """In it the shallow GP from which a deep fit of few rows starts, most of the time of a short
+    one, is that of a short fit."""
+    whole = deep_shallow._fitted_shallow
+
+    def shortly(*arguments: Any) -> Any:
+        with shortest_fits():
+            return whole(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deep_shallow, "_fitted_shallow", shortly)
         yield
 
 

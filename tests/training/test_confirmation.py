@@ -25,6 +25,8 @@ from winnowgp.training.confirmation import (
     normal_scores,
 )
 
+pytestmark = pytest.mark.usefixtures("one_size")
+
 
 def rows(n: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
