@@ -20,8 +20,8 @@ from winnowgp import Dataset, VariationalGP
 from winnowgp.errors import ModelFileError
 from winnowgp.io import components, save
 from winnowgp.io.format import FORMAT_VERSION, Archive, _digest, write_archive
-from winnowgp.io.upgrades import upgraded
 from winnowgp.io.registry import _MAX_OBJECTS, serialise
+from winnowgp.io.upgrades import upgraded
 
 VERSION1 = Path(__file__).parents[1] / "numbers" / "files"
 
