@@ -12,6 +12,10 @@ class InputError(WinnowError, ValueError):
     """An argument is invalid; the message says what is required."""
 
 
+class UnavailableAttributeError(InputError, AttributeError):
+    """A fitted estimator lacks an attribute that others of its class have; `hasattr` is false."""
+
+
 class NotPositiveDefiniteError(WinnowError, ArithmeticError):
     """A covariance matrix could not be factorised, even with the largest jitter."""
 
@@ -113,7 +117,7 @@ class CopiedRowsWarning(FitWarning):
 
 
 class ExtrapolationWarning(FitWarning):
-    """Rows to predict lie far outside the training rows."""
+    """Rows to predict, or to learn from, lie far outside the training rows."""
 
 
 class NotShardedWarning(UserWarning):

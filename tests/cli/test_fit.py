@@ -162,6 +162,11 @@ HUGE = "x,y\n1,\n2,\n3,1\n4,2\n5,1e200\n6,4\n"
             "got 1 in row 2, and 1 such row in all. Move 0 and 1",
         ),
         ("x,y\n1,2\n2,3\n3,4\n", "-t y --priors strong", "`--priors` must be weak or none"),
+        (
+            "x,y\n1,2\n2,3\n3,4\n",
+            "-t y --mean foo",
+            "`--mean` must be one of auto, zero, constant, linear; got 'foo'",
+        ),
         ("mean,x,y\na,1,2\nb,2,3\nc,3,4\n", "-t y --id mean", "column of predictions"),
     ],
 )

@@ -419,3 +419,32 @@ def test_update_by_a_constant_target_is_warned_of(
     error = capsys.readouterr().err
     assert "the target 'level' is 3 in all 20 new rows" in error
     assert "'wave'" not in error
+
+
+def test_info_of_several_targets_has_the_alarms_of_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.linspace(0, 6, 30)
+    values = {"x": x, "wave": np.sin(x), "level": np.cos(x), "flat": np.ones(30)}
+    names = ["wave", "level", "flat"]
+    with pytest.warns(NoInducingPointsWarning) as seen:
+        fitted = fit_outputs_table(values, names, tolerance=0.5, test_size=0)
+    assert [str(each.message)[:41] for each in seen] == [
+        "the target 'flat' is 1 in all 30 training"
+    ]
+    file = fitted.save(tmp_path / "model.winnow")
+    assert run(["info", str(file)]) == 0
+    assert "note: the target 'flat' is 1 in all 30" in capsys.readouterr().out
+    assert run(["info", str(file), "--json"]) == 0
+    (alarm,) = json.loads(capsys.readouterr().out)["alarms"]
+    assert alarm == {"warning": "NoInducingPointsWarning", "message": str(seen[0].message)}
+
+
+def test_frontier_of_several_targets_says_whose_hyperparameters(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["frontier", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert "at the hyper-parameters of the fit" in shown
+    assert "Best ELBO known" not in shown
+    assert "held-out" not in shown

@@ -126,7 +126,7 @@ def test_column_of_many_values_is_no_fidelity() -> None:
     model = MultiFidelityGPRegressor()
     with pytest.raises(InputError, match=r"column 1, which has 36 different values\. Name"):
         model.fit(np.column_stack([INPUTS, INPUTS]), CURVE)
-    assert not hasattr(model, "n_features_in_")
+    assert not hasattr(squared, "n_features_in_")
 
 
 def test_mixing_reconstructs_predictions_of_the_lowest_fidelity(
@@ -179,6 +179,8 @@ def test_nonlinear_relation_learns_a_square(squared: Any) -> None:
     assert squared.n_inducing_[0] > squared.n_inducing_[1]
     assert {points.shape[1] for points in squared.inducing_points_} == {1}
     assert squared.noise_.shape == (2,)
+    assert not hasattr(squared, "rho_")
+    assert not hasattr(squared, "mixing_")
     with pytest.raises(InputError, match="need `relation='linear'`"):
         _ = squared.rho_
 

@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from sklearn.base import clone
 
-from helpers.short_fits import short_fits
+from helpers.short_fits import short_fits, short_process_fits
 from winnowgp import (
     AdditiveGPRegressor,
     MultiFidelityGPRegressor,
@@ -22,7 +22,7 @@ from winnowgp import (
     load,
 )
 from winnowgp.data import Dataset
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, NoInducingPointsWarning
 from winnowgp.estimators.processes import ProcessEstimator
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -254,3 +254,20 @@ def test_gaussian_likelihood_with_a_limit_of_its_own_keeps_it() -> None:
     model.fit(X[:30], Y[:30, 1:])
     assert not isinstance(model.likelihood_, GaussianLikelihood)
     assert model.likelihood_.parts[1].noise.item() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([1, 3], r"target 1 \(counted from 0\) has the same value .* predicts it for every row"),
+        ([3, 1, 3], r"targets 0, 2 \(counted from 0\) have the same value .* predicts them"),
+    ],
+)
+def test_constant_targets_are_warned_of(columns: list[int], message: str) -> None:
+    """Whether other rows lack them or not."""
+    flat = np.where(np.arange(len(Y)) % 2, 1.5, np.nan)
+    targets = np.column_stack([Y, flat])[:, columns]
+    model = MultiOutputGPRegressor(tolerance=0.5, random_state=0)
+    with short_process_fits(), pytest.warns(NoInducingPointsWarning, match=message) as seen:
+        model.fit(X, targets)
+    assert seen[0].filename == __file__

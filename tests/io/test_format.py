@@ -21,6 +21,7 @@ from winnowgp.errors import ModelFileError
 from winnowgp.io import components, save
 from winnowgp.io.format import FORMAT_VERSION, Archive, _digest, write_archive
 from winnowgp.io.registry import _MAX_OBJECTS, serialise
+from winnowgp.io.upgrades import upgraded
 
 VERSION1 = Path(__file__).parents[1] / "numbers" / "files"
 
@@ -312,3 +313,9 @@ def test_load_of_an_outline_nested_beyond_recursion_is_refused(tmp_path: Path) -
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ModelFileError, match="does not understand"):
         winnowgp.load(tmp_path / "a")
+
+
+def test_format_9_of_several_targets_has_no_alarms() -> None:
+    table = {"$object": "MultiOutputTable", "state": {"targets": ["a", "b"]}}
+    outline = upgraded({"kind": "MultiOutputTable", "value": table}, 9, [])
+    assert outline["value"]["state"] == {"targets": ["a", "b"], "alarms": []}

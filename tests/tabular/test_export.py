@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,69 @@ def test_export_includes_preprocessing(
     expected = model.predict(later)
     np.testing.assert_allclose(outputs["mean"], expected["mean"], rtol=1e-5)
     np.testing.assert_allclose(np.sqrt(outputs["variance"]), expected["sd"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory: pytest.TempPathFactory) -> tuple[TabularModel, Any]:
+    """Return a model of a column of dates, and its exported `predict`."""
+    dates = np.datetime64("2024-01-01") + np.arange(60)
+    table = DataTable.of({"when": dates.astype(str), "y": np.sin(np.arange(60.0) / 8)})
+    with shortest_fits():
+        model = fit_table(table, "y", missing="impute", test_size=0, tolerance=0.1, kernel="rbf")
+    path = export_numpy(model, tmp_path_factory.mktemp("dated") / "model.py")
+    return model, runpy.run_path(str(path))["predict"]
+
+
+_MOMENTS = ["2024-02-01T06:00:00", "2024-01-05T00:00:00", "NaT"]
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        *(np.array(_MOMENTS, dtype=f"datetime64[{unit}]") for unit in ("h", "s", "us", "ns")),
+        [*_MOMENTS[:2], ""],
+        [*_MOMENTS[:2], None],
+        np.array([*_MOMENTS[:2], float("nan")], dtype=object),
+        [datetime(2024, 2, 1, 6), datetime(2024, 1, 5, tzinfo=UTC), None],
+        ["2024-02-01 07:00+01:00", date(2024, 1, 5), None],
+        [19754.25, 19727, float("nan")],
+        [19754.25, 19727, None],
+    ],
+    ids=str,
+)
+def test_exported_numpy_dates_of_any_kind_predict_as_the_table(
+    dated: tuple[TabularModel, Any], dates: Any
+) -> None:
+    model, predict = dated
+    expected = model.predict({"when": np.array([*_MOMENTS[:2], None], dtype=object)})["mean"]
+    assert np.ptp(expected) > 0.1
+    np.testing.assert_allclose(predict({"when": dates})["mean"], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dates", [["03/04/2024"], np.array([["2024-02-01"]])], ids=str)
+def test_exported_numpy_other_dates_raise(dated: tuple[TabularModel, Any], dates: Any) -> None:
+    with pytest.raises(ValueError, match=r"isoformat|expected numbers"):
+        dated[1]({"when": dates})
+
+
+def test_exported_numpy_dates_for_numbers_raise(
+    tabular: tuple[TabularModel, DataTable], tmp_path: Path
+) -> None:
+    """NumPy would count the units since 1970."""
+    model, table = tabular
+    data: dict[str, Any] = {c.name: table.values[c.name] for c in model.encoder.columns}
+    number = next(c.name for c in model.encoder.columns if c.kind == "number")
+    data[number] = np.full(table.N, np.datetime64("2024-01-01", "ns"))
+    predict = runpy.run_path(str(export_numpy(model, tmp_path / "model.py")))["predict"]
+    with pytest.raises(ValueError, match="expected numbers; got dates"):
+        predict(data)
+
+
+def test_exported_numpy_docstring_lists_classes_and_dates(
+    dated: tuple[TabularModel, Any], tmp_path: Path
+) -> None:
+    text = export_numpy(dated[0], tmp_path / "model.py").read_text("utf-8")
+    assert '\ndates: ["when"], which are datetimes' in text
 
 
 ODD = [

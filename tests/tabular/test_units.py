@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from winnowgp.errors import InputError
+from winnowgp.errors import ExtrapolationWarning, InputError
 from winnowgp.tabular.units import check_column_units, check_target_units
 
 
@@ -42,6 +42,25 @@ def test_check_target_units_neighbouring_rows_are_accepted() -> None:
 
 
 def test_check_column_units_far_outside_is_an_error() -> None:
-    check_column_units("area", np.full(3, 500.0), low=20.0, high=120.0)
+    check_column_units("area", np.full(3, 300.0), low=20.0, high=120.0)
     with pytest.raises(InputError, match="'area' has a median of 70000"):
         check_column_units("area", np.full(3, 7e4), low=20.0, high=120.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "message"),
+    [
+        ([1.7, 1.8, 1.6], 145.0, 190.0, "a median of 1.7, and was 145 to 190 in training"),
+        ([300.0, 700.0, 800.0], 18.0, 80.0, "a median of 700, and was 18 to 80 in training"),
+        ([1.0, 5.0, 5.0], 1.0, 1.0, "a median of 5, and was 1 in all training rows"),
+    ],
+)
+def test_check_column_units_outside_is_warned_of(
+    values: list[float], low: float, high: float, message: str
+) -> None:
+    with pytest.warns(ExtrapolationWarning, match=f"{message}. If it is in other units, convert"):
+        check_column_units("x", np.array(values), low=low, high=high)
+
+
+def test_check_column_units_same_constant_is_accepted() -> None:
+    check_column_units("x", np.ones(3), low=1.0, high=1.0)

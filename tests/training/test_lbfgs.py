@@ -218,7 +218,8 @@ def test_lbfgs_direction_matches_dense_inverse_hessian(
     A = A @ A.mT + torch.eye(n)
     S = torch.randn(count, n, generator=generator, dtype=torch.float64)
     gradient = torch.randn(n, generator=generator, dtype=torch.float64)
-    pairs = Curvature(memory)
+    pairs = Curvature()
+    pairs.hold(memory, torch.device("cpu"))
     for s in S:
         pairs.add(s, A @ s)
     assert len(pairs) == min(count, memory)
@@ -236,8 +237,21 @@ def test_lbfgs_direction_matches_dense_inverse_hessian(
     torch.testing.assert_close(pairs.direction(gradient), H @ gradient, rtol=1e-9, atol=1e-10)
 
 
+def test_lbfgs_given_curvature_has_the_memory_and_the_device_of_the_optimisation() -> None:
+    curvature = Curvature()
+    stop = Stop(1e-13, 50, 8)
+    maximise(
+        differentiated(rosenbrock), vector(-1.2, 2.0), stop=stop, memory=3, curvature=curvature
+    )
+    assert len(curvature) == 3
+    restored = Curvature()
+    restored.hold(3, torch.device("meta"))
+    restored.load_state_dict(curvature.state_dict())
+    assert {tensor.device.type for tensor in restored.state_dict().values()} == {"meta"}
+
+
 def test_lbfgs_negative_curvature_is_not_stored() -> None:
-    pairs = Curvature(5)
+    pairs = Curvature()
     pairs.add(vector(1, 0), vector(-1, 0))
     pairs.add(vector(1, 0), vector(0, 1))
     assert len(pairs) == 0

@@ -214,7 +214,7 @@ def _joined(L: Float[Tensor, "M M"], inverse: Float[Tensor, "m h h"]) -> Tensor:
 def _diagonal_blocks(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
     """Return a copy of the blocks on the diagonal; `size` divides M."""
     blocks = L.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2)
-    return blocks.permute(2, 0, 1).contiguous()
+    return blocks.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
 
 
 def _panels_of(A: Float[Tensor, "M B"]) -> list[slice]:

@@ -102,7 +102,7 @@ def fit(
         str,
         typer.Option(
             help="What commas in numbers mean: ',' if they are decimal commas, '.' if they "
-            "separate thousands; auto where only one is possible."
+            "separate thousands; auto reads thousands where a cell shows that, and asks elsewhere."
         ),
     ] = "auto",
     dates: Annotated[
@@ -285,8 +285,11 @@ def fit(
 
     from winnowgp.cli.summary import PhaseBars
     from winnowgp.data import read_table
+    from winnowgp.estimators.validation import MEANS
     from winnowgp.tabular import cross_validate_table, fit_table
 
+    if mean not in MEANS:
+        raise InputError(f"`--mean` must be one of {', '.join(MEANS)}; got {mean!r}.")
     if not quiet and not json and len(target) == 1:
         # The summary that is printed has these notes; that of several targets has none.
         warnings.simplefilter("ignore", FitWarning)

@@ -65,8 +65,12 @@ def frontier(
         if "allocations" in choice:
             _print_allocations(choice, choice["allocations"])
         else:
-            unit = "observation" if outputs is None else "observed target"
-            _print_frontier(choice, unit=unit)
+            title, unit = "Best ELBO known with at most as many inducing points", "observation"
+            if outputs is not None:
+                # A fit with fewer points would learn other hyper-parameters.
+                title = "ELBO at the hyper-parameters of the fit"
+                unit = "observed target"
+            _print_frontier(choice, unit=unit, title=title)
         if output is not None:
             typer.echo(f"plot: {output}")
 
@@ -111,17 +115,17 @@ def _frontier_json(choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _print_frontier(choice: "Choice", *, unit: str) -> None:
+def _print_frontier(choice: "Choice", *, unit: str, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     elbos, densities = choice["frontier"] or [], choice["log_densities"]
     exact, rows = choice["exact_evidence"], choice["rows"]
     N = choice.get("observations", rows)
-    table = Table(
-        title="Best ELBO known with at most as many inducing points", title_justify="left"
-    )
-    for name in ("inducing points", "ELBO (nats)", "gap", "held-out", ""):
+    table = Table(title=title, title_justify="left")
+    measured = exact is not None or any(nats is not None for nats in densities or ())
+    names = ("inducing points", "ELBO (nats)", "gap", *(["held-out"] if measured else []), "")
+    for name in names:
         table.add_column(name, justify="right" if name else "left")
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
     best = max(v for v in (*known.values(), exact) if v is not None) + choice.get(
@@ -136,7 +140,7 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
             str(M),
             f"{known[M]:.2f}",
             f"{(best - known[M]) / N:.4f}",
-            _number(density),
+            *([_number(density)] if measured else []),
             note,
             style="bold" if selected else None,
         )
@@ -145,7 +149,8 @@ def _print_frontier(choice: "Choice", *, unit: str) -> None:
         table.add_row(str(rows), *row, "full GP")
     console = Console()
     console.print(table)
-    console.print(f"gap and held-out log density: nats per {unit}, of standardised targets")
+    units = "gap and held-out log density" if measured else "gap"
+    console.print(f"{units}: nats per {unit}, of standardised targets")
     if exact is not None:
         gain = max(exact - choice["bound"], 0.0) / N
         console.print(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from winnowgp.cli.messages import with_options
 from winnowgp.errors import InputError
 
 _LIKELIHOODS = (
@@ -186,6 +187,7 @@ def print_outputs(
             "elbo_gap_nats_per_target": estimator.elbo_gap_,
             "mixing": estimator.mixing_.tolist(),
             "quality": model.quality,
+            "alarms": model.alarms,
         }
         if details:
             content["settings"] = model.settings
@@ -206,6 +208,9 @@ def print_outputs(
     update = " of the last update" if "updates" in model.settings else ""
     table.add_row("ELBO gap", f"{estimator.elbo_gap_:.4f} nats per observed target{update}")
     Console(markup=False).print(table)
+    for alarm in model.alarms if details else ():  # A fit has printed them.
+        note = f"note: {with_options(alarm['message'])}"
+        Console(markup=False).print(note, style="bold", soft_wrap=True, highlight=False)
     title = "Held-out rows" if folds is None else f"Mean of {folds} folds"
     if details:
         # A model file does not say how its quality was measured.

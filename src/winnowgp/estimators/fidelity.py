@@ -13,7 +13,7 @@ from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, Source, Standardiser
-from winnowgp.errors import InputError
+from winnowgp.errors import InputError, UnavailableAttributeError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import cpu_scaler, documented
 from winnowgp.estimators.kernels import (
@@ -323,9 +323,9 @@ class MultiFidelityGPRegressor(StreamedProcesses):
     @property
     def _processes(self) -> MultiOutputPosterior:
         if isinstance(self.posterior_, NonlinearFidelityPosterior):
-            raise InputError(
+            raise UnavailableAttributeError(
                 "the mixing and the processes of several fidelities need `relation='linear'`; this "
-                "model has a nonlinear one."
+                "model has a nonlinear one. Fit again with a linear one."
             )
         return self._modes()[0]
 

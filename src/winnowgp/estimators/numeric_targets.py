@@ -116,7 +116,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 rows = self._pooled(rows, params)
             params.likelihood = self._likelihood_of(params, rows.P)
             self._fit(rows, params)
-        self._constant_target = isinstance(rows, Dataset) and _is_constant(rows)
+        self._constant_targets = constant_targets(rows) if isinstance(rows, Dataset) else ()
         self._y_scaler = replace(scaler, log=self._takes_logarithm())
         self.likelihood_ = self.posterior_.likelihood
         if rows.P > 1 or rows.has_noise:
@@ -389,9 +389,10 @@ def _with_targets(data: Dataset, rows: NDArray[np.intp]) -> Dataset:
     return data.part((~empty).nonzero().flatten())
 
 
-def _is_constant(rows: Dataset) -> bool:
-    """Return whether all targets of several rows have the same value in every row."""
-    return rows.N > 1 and bool((rows.Y[0] == rows.Y).all())
+def constant_targets(rows: Dataset) -> tuple[int, ...]:
+    """Return the targets that several rows have, all with the same value."""
+    observed = [y[~y.isnan()] for y in rows.Y.T]
+    return tuple(p for p, y in enumerate(observed) if len(y) > 1 and bool((y == y[0]).all()))
 
 
 def _scaled_targets(

@@ -1,5 +1,6 @@
 """The base class of regressors with several processes: kernels, widths, training, predictions."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset, Source, Standardiser
-from winnowgp.errors import InputError
+from winnowgp.data.distributed import ProcessGroup
+from winnowgp.errors import InputError, NoInducingPointsWarning
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
@@ -374,6 +376,22 @@ class ProcessEstimator(NumericTargets, ABC):
         self.candidates_ = self._locations(result.candidates)
         self.inclusion_ = tuple(each.inclusion.cpu().numpy() for each in result.selections)
         self._set_processes()
+
+    def _warn_of_limits(self) -> None:
+        if (constant := self._constant_targets) and ProcessGroup.from_environment().is_first:
+            which = "the target"
+            if self.posterior_.P > 1:
+                numbers = ", ".join(map(str, constant))
+                several = "target" if len(constant) == 1 else "targets"
+                which = f"{several} {numbers} (counted from 0)"
+            has, it = ("has", "it") if len(constant) == 1 else ("have", "them")
+            warnings.warn(
+                NoInducingPointsWarning(
+                    f"{which} {has} the same value in all training rows: the model predicts {it} "
+                    f"for every row. Check {it}, or add rows with other values."
+                ),
+                stacklevel=3,
+            )
 
     def _set_processes(self) -> None:
         """Set the attributes that follow from the posterior."""

@@ -239,7 +239,8 @@ def selection_alarms(estimator: Any) -> list[FitWarning]:
     """Return the alarms about the number of inducing points of a fitted sparse estimator."""
     M, frontier = estimator.n_inducing_, estimator.frontier_
     few = frontier is not None and frontier.N < _TOO_FEW_ROWS
-    if getattr(estimator, "_constant_target", False):  # Regressors alone have it.
+    constant = getattr(estimator, "_constant_targets", ())  # Regressors alone have it.
+    if len(constant) == estimator.posterior_.P:
         return [
             NoInducingPointsWarning(
                 "the target has the same value in all training rows: the model predicts it for "

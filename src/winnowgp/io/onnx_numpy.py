@@ -56,7 +56,7 @@ def save_onnx(program: Program, path: Path) -> Path:
     inputs = [
         helper.make_tensor_value_info(
             given.name,
-            TensorProto.STRING if given.categorical else TensorProto.DOUBLE,
+            TensorProto.STRING if given.kind == "category" else TensorProto.DOUBLE,
             ["N"] if given.width is None else ["N", given.width],
         )
         for given in program.inputs
@@ -80,7 +80,8 @@ def save_onnx(program: Program, path: Path) -> Path:
         ir_version=IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)],
     )
-    helper.set_model_props(model, program.metadata)
+    facts = program.metadata.items()
+    helper.set_model_props(model, {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts})
     onnx.checker.check_model(model)
     with atomic_write(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
@@ -198,6 +199,7 @@ _FILE = '''"""A predictor exported by winnowgp {version}. It needs only NumPy.
 """
 
 import base64
+import datetime
 import io
 import math
 
@@ -223,12 +225,41 @@ def _chunks(columns):
 
 
 def _numbers(values, width):
-    array = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values)
+    if array.dtype.kind in "mM":
+        raise ValueError("expected numbers; got dates")
+    array = array.astype(np.float64)
     expected = 1 if width is None else 2
     if array.ndim != expected or (width is not None and array.shape[1] != width):
         shape = "[N]" if width is None else f"[N, {{width}}]"
         raise ValueError(f"expected numbers of shape {{shape}}")
     return array
+
+
+def _days(values):
+    """Return dates in days since 1970: they may be datetimes, or strings such as 2024-03-01."""
+    array = np.asarray(values)
+    if array.dtype.kind == "M":
+        return _numbers(_since_1970(array), None)
+    if array.dtype.kind in "OU":
+        array = np.array([_day(value) for value in array.ravel().tolist()]).reshape(array.shape)
+    return _numbers(array, None)
+
+
+def _day(value):
+    if isinstance(value, (int, float)):
+        return float(value)
+    text = _string(value)
+    if text is None or text.lower() in ("", "na", "nan", "nat"):
+        return math.nan
+    date = datetime.datetime.fromisoformat(text)
+    date = date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)
+    return date.timestamp() / 86_400
+
+
+def _since_1970(dates):
+    days = dates.astype("datetime64[us]").astype(np.int64) / 86_400e6
+    return np.where(np.isnat(dates), math.nan, days)
 
 
 def _strings(values):
@@ -311,17 +342,22 @@ def numpy_source(program: Program, module: str) -> str:
             text = _OPS[step.op].format(*names)
         steps.append(f"    {step.output} = {text}")
     single = len(program.inputs) == 1 and program.inputs[0].width is not None
+    readers = {"number": "_numbers({}, {})", "category": "_strings({})", "date": "_days({})"}
     columns = [
-        f"_strings(data[{given.name!r}])"
-        if given.categorical
-        else f"_numbers({'data' if single else f'data[{given.name!r}]'}, {given.width})"
+        readers[given.kind].format("data" if single else f"data[{given.name!r}]", given.width)
         for given in program.inputs
+    ]
+    note = {"dates": ", which are datetimes, strings such as 2024-03-01, or days since 1970"}
+    about = [
+        f"{name}: {json.dumps(value)}{note.get(name, '')}"
+        for name, value in program.metadata.items()
+        if value
     ]
     # JSON, not repr: the name of a column must not end the docstring.
     keys = ", ".join(f"{json.dumps(given.name)}: [...]" for given in program.inputs)
     return _FILE.format(
         version=__version__,
-        about="\n".join(f"{name}: {json.dumps(v)}" for name, v in program.metadata.items()),
+        about="\n".join(about),
         module=module,
         example="X" if single else "{" + keys + "}",
         outputs=", ".join(program.outputs),

@@ -18,10 +18,14 @@ from winnowgp.errors import NotSaveableError
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a program: numbers `[N width]`, or if width is None numbers or strings `[N]`."""
+    """An input of a program: numbers `[N width]`, or if width is None a column `[N]`.
+
+    Args:
+        kind: "number"; "category", which is strings; or "date", which is days since 1970.
+    """
 
     name: str
-    categorical: bool = False
+    kind: str = "number"
     width: int | None = None
 
 
@@ -51,14 +55,14 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     outputs: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     """Name of the value and width of each output; the width is None for one number per row."""
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str | list[Any]] = field(default_factory=dict)
     """Facts for the users of the exported file, such as the names of classes."""
     rows: int = 4096
     """Rows that the NumPy file predicts at once, to limit memory."""
 
-    def add_input(self, name: str, *, categorical: bool = False, width: int | None = None) -> str:
+    def add_input(self, name: str, *, kind: str = "number", width: int | None = None) -> str:
         """Add an input and return the name of its value."""
-        self.inputs.append(Input(name, categorical, width))
+        self.inputs.append(Input(name, kind, width))
         return f"input{len(self.inputs) - 1}"
 
     def constant(self, value: ArrayLike) -> str:

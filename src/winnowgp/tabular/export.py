@@ -1,6 +1,5 @@
 """Export of fitted estimators to ONNX and to a Python file that needs only NumPy."""
 
-import json
 import os
 from pathlib import Path
 
@@ -63,7 +62,8 @@ def export_numpy(model: Exportable, path: str | os.PathLike[str]) -> Path:
     """Export the predictions of a model to a Python file that needs only NumPy.
 
     The file has a function `predict` with the inputs and outputs of `export_onnx`. Categories may
-    be of any type that a table may have; `predict` reads them as winnowgp does.
+    be of any type that a table may have; `predict` reads them as winnowgp does. Dates may also be
+    strings such as 2024-03-01 or 2024-03-01T12:30, or `datetime64` of any unit, NaT where missing.
 
     Args:
         model: a fitted estimator, `TabularModel` or `MultiOutputTable`.
@@ -83,7 +83,7 @@ def predictor_program(model: Exportable) -> Program:
         program.metadata["target"] = model.target
     elif isinstance(model, MultiOutputTable):
         X, estimator = _encoded(program, model), model.estimator
-        program.metadata["targets"] = json.dumps(model.targets)
+        program.metadata["targets"] = list(model.targets)
     else:
         estimator = model
         X = program.add_input("X", width=estimator.n_features_in_)
@@ -113,7 +113,7 @@ def predictor_program(model: Exportable) -> Program:
     ]
     mean, variance = each[0] if len(each) == 1 else add_mixture(program, each, weights)
     if isinstance(estimator, SparseGPClassifier):
-        program.metadata["classes"] = json.dumps(estimator.classes_.tolist())
+        program.metadata["classes"] = estimator.classes_.tolist()
         program.add_output("probabilities", mean, width=len(estimator.classes_))
         return program
     assert variance is not None
@@ -180,15 +180,13 @@ def _encoded(program: Program, model: TabularModel | MultiOutputTable) -> str:
     features = []
     for column in model.encoder.columns:
         if column.kind == "category":
-            strings = program.add_input(column.name, categorical=True)
+            strings = program.add_input(column.name, kind="category")
             categories = np.array(column.categories, dtype=object)
             features.append(program.apply("OneHot", strings, program.constant(categories)))
             continue
-        numbers = program.apply("Unsqueeze1", program.add_input(column.name))
+        numbers = program.apply("Unsqueeze1", program.add_input(column.name, kind=column.kind))
         features.append(program.apply("Filled", numbers, program.constant(float(column.typical))))
         if column.flagged:
             features.append(program.apply("Missing", numbers))
-    program.metadata["dates"] = json.dumps(
-        [column.name for column in model.encoder.columns if column.kind == "date"]
-    )
+    program.metadata["dates"] = [c.name for c in model.encoder.columns if c.kind == "date"]
     return program.apply("Concat", *features) if len(features) > 1 else features[0]

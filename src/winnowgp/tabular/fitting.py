@@ -52,6 +52,7 @@ from winnowgp.tabular.targets import (
     task_of,
     training_targets,
 )
+from winnowgp.tabular.training_history import TrainingHistory, training_summary
 from winnowgp.training import Callbacks
 from winnowgp.training.callbacks import as_callbacks
 
@@ -225,7 +226,7 @@ def fit_table(
     groups = split_by is not None and has_groups(table, split_by, dates=dates)
     if split_by is not None and groups and split_by in inputs.values and len(test):
         early.append(unseen_groups_warning(split_by))
-    history = table_summary.TrainingHistory()
+    history = TrainingHistory()
     points: dict[str, Any] = {
         "alpha": alpha,
         "tolerance": tolerance,
@@ -329,7 +330,7 @@ def fit_table(
         "importance": lost,
         "effects": curves,
         "terms": terms,
-        "training": table_summary.training(history, estimator, encoder, relevant),
+        "training": training_summary(history, estimator, encoder, relevant),
         "timings": {"fit_s": fit_seconds, "predict_us": table_summary.predict_us(estimator, X)},
         "settings": {
             "winnowgp": __version__,

@@ -22,9 +22,12 @@ from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
 from winnowgp.estimators.base import predicting_on, rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
+from winnowgp.report.summary import Alarm
+from winnowgp.tabular.diagnostics import recorded_alarms
 from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.model import Extrapolation
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
+from winnowgp.tabular.table_summary import alarm_summary
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
 from winnowgp.tabular.units import check_column_units, check_target_units, warn_of_constant
 
@@ -55,6 +58,8 @@ class MultiOutputTable:
     it, and their number; means over the folds of a cross-validation. Empty if none were held out,
     and without R² if the target does not vary among them."""
     settings: dict[str, str]
+    alarms: list[Alarm]
+    """Warnings of the fit, with their classes."""
 
     @property
     def noise_column(self) -> None:
@@ -204,13 +209,19 @@ def fit_outputs_table(
     estimator = MultiOutputGPRegressor(
         random_state=seed, likelihood=_by_target(likelihood, names), **options
     )
-    with _named_targets(names):
+    with _named_targets(names), recorded_alarms() as issued:
         estimator.fit(X[train], Y[train])
     estimator.callbacks = estimator.checkpoint = None
-    for alarm in _alarms(estimator, names, Y[train]):
+    # Those of constant targets name them here.
+    issued = [alarm for alarm in issued if not isinstance(alarm, NoInducingPointsWarning)]
+    alarms = [*issued, *_alarms(estimator, names, Y[train])]
+    for alarm in alarms:
         warnings.warn(alarm, stacklevel=2)
     quality = _quality(estimator, names, X[test], Y[test]) if len(test) else {}
-    return MultiOutputTable(encoder, estimator, names, id_column, quality, settings or {})
+    summaries = [alarm_summary(alarm) for alarm in alarms]
+    return MultiOutputTable(
+        encoder, estimator, names, id_column, quality, settings or {}, summaries
+    )
 
 
 @final

@@ -15,7 +15,7 @@ from winnowgp.estimators.base import total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io.registry import load, register
 from winnowgp.report import Summary
-from winnowgp.report.summary import is_consistent
+from winnowgp.report.summary import Alarm, is_consistent
 from winnowgp.tabular.model import TabularModel, prediction_names
 from winnowgp.tabular.outputs import MultiOutputTable
 from winnowgp.tabular.quality import TableEstimator
@@ -60,8 +60,9 @@ def _multi_output_table(
     id_column: str | None,
     quality: dict[str, dict[str, float]],
     settings: dict[str, str],
+    alarms: list[Alarm],
 ) -> MultiOutputTable:
     same = len(encoder.features) == estimator.n_features_in_
     if not same or len(targets) != estimator.posterior_.P:
         raise ModelFileError("the encoder, estimator and targets of a table do not agree")
-    return MultiOutputTable(encoder, estimator, targets, id_column, quality, settings)
+    return MultiOutputTable(encoder, estimator, targets, id_column, quality, settings, alarms)

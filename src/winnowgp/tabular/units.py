@@ -5,11 +5,15 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.errors import FitWarning, InputError
+from winnowgp.errors import ExtrapolationWarning, FitWarning, InputError
 
 # Ranges of a column by which its median may lie outside before it is taken for another unit; also
 # the standard deviations, and the ratio of scales, of a target.
 _OTHER_UNITS = 10.0
+# Ranges by which the median may lie outside before that is worth a warning: heights in metres after
+# those in centimetres are three ranges below, and months after years eight above. A column that
+# counts time is half a range above after as many rows again.
+_FAR = 2.0
 # Correlation of a target with its predictions, from which its scale can be compared with theirs.
 _FOLLOWS = 0.9
 # Rows from which the spread of a target can be compared without that, and the standard deviations
@@ -22,16 +26,29 @@ _SEVERAL = 10
 def check_column_units(name: str, values: NDArray[np.float64], *, low: float, high: float) -> None:
     """Raise an error if a column lies so far outside of its range that it is in other units.
 
+    Where it may be, an `ExtrapolationWarning` says so; also if it had one value in training and has
+    another one.
+
     Args:
         low: lowest value in training.
         high: highest value in training.
     """
     middle = float(np.median(values))
-    if high > low and max(low - middle, middle - high) > _OTHER_UNITS * (high - low):
+    beyond, width = max(low - middle, middle - high), high - low
+    earlier = f"{low:.6g} to {high:.6g} in training" if width else f"{low:.6g} in all training rows"
+    seen = f"column {name!r} has a median of {middle:.6g}, and was {earlier}"
+    if width > 0 and beyond > _OTHER_UNITS * width:
         raise InputError(
-            f"column {name!r} has a median of {middle:.6g}, and was {low:.6g} to {high:.6g} in "
-            "training: it seems to be in other units. Convert it; if the units are right, fit a "
-            "new model to all rows."
+            f"{seen}: it seems to be in other units. Convert it; if the units are right, fit a new "
+            "model to all rows."
+        )
+    if beyond > _FAR * width:
+        warnings.warn(
+            f"{seen}. If it is in other units, convert it and update the earlier file; otherwise "
+            "fit a new model to all rows, since what is known of this column comes from its "
+            "earlier range.",
+            ExtrapolationWarning,
+            stacklevel=4,
         )
 
 

@@ -111,7 +111,8 @@ def maximise(
     line = _Line(objective, checkpoint_log.process_group)
     memory = memory or max(1, min(_MEMORY, _ELEMENTS // max(len(start), 1)))
     path = _Path(start)
-    pairs = Curvature(memory, start.device) if curvature is None else curvature
+    pairs = Curvature() if curvature is None else curvature
+    pairs.hold(memory, start.device)
     results, scratch = {"path": path, "line": line}, {"pairs": pairs, **(scratch or {})}
     if curvature is not None:
         results["pairs"] = scratch.pop("pairs")
@@ -265,9 +266,14 @@ def _beyond(trial: float, step: float, high: float) -> float:
 class Curvature:
     """Steps s and gradient changes y, newest last, and the diagonal that the update starts from."""
 
-    def __init__(self, memory: int = _MEMORY, device: torch.device | None = None) -> None:
-        self._memory, self._device = memory, device
+    def __init__(self) -> None:
+        self._memory, self._device = _MEMORY, torch.device("cpu")
         self.clear()
+
+    def hold(self, memory: int, device: torch.device) -> None:
+        """Store at most so many pairs, on a device, to which those of a checkpoint move too."""
+        self._memory, self._device = memory, device
+        self.load_state_dict(self.state_dict())
 
     def __len__(self) -> int:
         return len(self._S)
