@@ -44,6 +44,7 @@ from winnowgp.estimators.validation import (
 )
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models import MixturePosterior, Posterior, SparseGP, VariationalGP
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
@@ -281,6 +282,7 @@ class StreamingEstimator(SparseEstimator, ABC):
                 fresh=params.n_candidates or FRESH,
                 learn=learn,
                 waiting=waiting,
+                steps=record.steps,
                 move=params.move_points and params.inducing_points is None,
             )
             self._set_updated(result, params, N=N)
@@ -288,8 +290,11 @@ class StreamingEstimator(SparseEstimator, ABC):
             given_up = self.elbo_gap_ * N
             kept, selected, memories = [], [True] * self.n_inducing_, ()
         else:
-            given_up = result.given_up
-            kept, selected = result.kept.tolist(), result.selected.tolist()
+            kept, selected, given_up = (
+                result.kept.tolist(),
+                result.selected.tolist(),
+                result.given_up,
+            )
             memories = self._remembered(result.online, memories, data, params)
         batch = BatchRecord(
             float(data.observations),
@@ -313,6 +318,7 @@ class StreamingEstimator(SparseEstimator, ABC):
             memories=memories,
             first=first,
             waiting=0.0 if learn else waiting + data.observations,
+            steps=None if result is None else result.steps,
         )
 
     def _keep_first(self, batches: Iterable[Dataset]) -> Self:
@@ -360,11 +366,11 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
         """Return a model with the parameters of the posterior, and no candidates."""
         posterior = self._mode
-        kernel = deepcopy(posterior.kernel).requires_grad_(True)
+        kernel = copy_module(posterior.kernel).requires_grad_(True)
         if isinstance(self.kernel, Kernel):
-            frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
+            given = dict(self.kernel.named_parameters())
             for name, parameter in kernel.named_parameters():
-                parameter.requires_grad_(name not in frozen)
+                parameter.requires_grad_(name not in given or given[name].requires_grad)
         elif not params.weak_priors:
             remove_priors(kernel)
         if params.weak_priors:

@@ -178,6 +178,8 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
     # The gap of the earlier batches of a stream was not recorded.
     9: {"SizeFrontier": lambda state: {"earlier_gap": 0.0, **state}},
+    # The steps of the hyper-parameters of a stream were not kept.
+    10: {"StreamRecord": _adding(steps=None)},
 }
 
 
