@@ -290,11 +290,8 @@ class StreamingEstimator(SparseEstimator, ABC):
             given_up = self.elbo_gap_ * N
             kept, selected, memories = [], [True] * self.n_inducing_, ()
         else:
-            kept, selected, given_up = (
-                result.kept.tolist(),
-                result.selected.tolist(),
-                result.given_up,
-            )
+            given_up = result.given_up
+            kept, selected = result.kept.tolist(), result.selected.tolist()
             memories = self._remembered(result.online, memories, data, params)
         batch = BatchRecord(
             float(data.observations),
@@ -366,12 +363,11 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
         """Return a model with the parameters of the posterior, and no candidates."""
         posterior = self._mode
-        kernel = copy_module(posterior.kernel).requires_grad_(True)
-        if isinstance(self.kernel, Kernel):
-            given = dict(self.kernel.named_parameters())
-            for name, parameter in kernel.named_parameters():
-                parameter.requires_grad_(name not in given or given[name].requires_grad)
-        elif not params.weak_priors:
+        kernel = copy_module(posterior.kernel)
+        given = dict(self.kernel.named_parameters()) if isinstance(self.kernel, Kernel) else {}
+        for name, parameter in kernel.named_parameters():
+            parameter.requires_grad_(name not in given or given[name].requires_grad)
+        if not (isinstance(self.kernel, Kernel) or params.weak_priors):
             remove_priors(kernel)
         if params.weak_priors:
             add_weak_priors(kernel)
