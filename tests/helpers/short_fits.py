@@ -104,7 +104,7 @@ def shortest_fits() -> Iterator[None]:
     model is better than a constant, and refit no smaller models."""
     with short_fits(starts=0, sizes=0), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastSteps, "successive_halving", lambda _, starts, **_settings: starts[:1])
-        patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial: initial)
+        patch.setattr(fast_sparse, "confirmed_optima", lambda _, initial, **__: initial)
         yield
 
 

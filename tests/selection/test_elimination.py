@@ -107,17 +107,33 @@ def test_cosines_are_partial_correlations() -> None:
 
 
 @objectives
-def test_compress_follows_gains_while_contenders_leave(
+def test_contenders_follow_gains_while_they_leave(
     make: Callable[[], SearchObjective],
 ) -> None:
     s = make()
     state = s.search_state(everything(s))
     rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(2))[:6]
-    few = state.compress(rows)
-    for at in torch.tensor([4, 0, 3]).split(1):
-        few = few.remove(at, gain=few.marginal_gains()[at])
-        mask = everything(s).index_fill(0, few.candidates[~few.included], False)
-        expected = s.marginal_gains(mask)[rows][few.included]
-        gains = few.marginal_gains()[few.included]
-        torch.testing.assert_close(gains, expected, rtol=1e-6, atol=1e-4)
-        torch.testing.assert_close(few.bound, s.value(mask[None])[0], rtol=1e-7, atol=1e-4)
+    few, mask = state.contenders(rows), everything(s)
+    for at in (4, 0, 3):
+        few.remove(at)
+        mask[rows[at]] = False
+        left = torch.from_numpy(few.included)
+        gains = torch.from_numpy(few.marginal_gains())
+        assert gains[~left].isinf().all()
+        expected = s.marginal_gains(mask)[rows][left]
+        torch.testing.assert_close(gains[left], expected, rtol=1e-6, atol=1e-4)
+
+
+@objectives
+def test_remove_least_takes_the_smallest_gain_each_time(
+    make: Callable[[], SearchObjective],
+) -> None:
+    s = make()
+    rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(2))[:6]
+    mask, expected = everything(s), []
+    for _ in range(4):
+        gains = s.marginal_gains(mask)[rows].masked_fill(~mask[rows], torch.inf)
+        expected.append(int(gains.argmin()))
+        mask[rows[expected[-1]]] = False
+    order = s.search_state(everything(s)).contenders(rows).remove_least(4)
+    assert order.tolist() == expected

@@ -138,6 +138,14 @@ def test_held_out_gain_late_has_enough_rows_to_decide(N: int, held_out: int) -> 
     assert held_out <= len(gain) <= held_out + 3
 
 
+@pytest.mark.parametrize(("enough", "held_out"), [(10, 10), (25, 26), (60, 40)])
+def test_held_out_gain_clear_ends_after_enough_rows(enough: int, held_out: int) -> None:
+    X = torch.linspace(-3, 3, 40, dtype=torch.double)[:, None]
+    data = Dataset(X, X.sin())
+    gain = held_out_gain(data, lambda _: gp(X, noise=0.01), enough=enough)
+    assert len(gain) == held_out
+
+
 def test_held_out_gain_uses_each_row_once_and_only_others() -> None:
     X, Y = rows(23, 1, seed=3)
     data, seen = Dataset(X, Y), []
@@ -244,8 +252,8 @@ def test_confirmed_optima_lengthscales_of_ranks_are_for_few_rows_or_a_doubtful_g
 ) -> None:
     found: list[tuple[str, ...]] = []
 
-    def recorded(steps: Any, initial: Any) -> None:
-        confirmed = confirmation.confirmed_optima(steps, initial)
+    def recorded(steps: Any, initial: Any, *, reported: bool) -> None:
+        confirmed = confirmation.confirmed_optima(steps, initial, reported=reported)
         assert confirmed is not None
         found.append(confirmed.held)
         raise KeyboardInterrupt

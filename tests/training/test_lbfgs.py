@@ -180,6 +180,34 @@ def test_lbfgs_continued_with_its_curvature_takes_the_same_steps() -> None:
     assert without.value < rest.value
 
 
+def test_lbfgs_curvature_of_its_pairs_has_the_same_directions() -> None:
+    f, start = differentiated(rosenbrock), vector(-1.2, 1.0)
+    curvature = Curvature()
+    maximise(f, start, stop=Stop(1e-13, 50, 8), curvature=curvature)
+    again = Curvature.of(curvature.pairs())
+    assert len(again) == len(curvature) == 8
+    gradient = vector(0.3, -2.0)
+    torch.testing.assert_close(again.direction(gradient), curvature.direction(gradient))
+    assert len(Curvature.of(curvature.pairs(), memory=3)) == 3
+    assert Curvature().pairs().shape == (0, 2, 0)
+
+
+@pytest.mark.parametrize(("share", "iterations"), [(0.5, False), (2.0, True)])
+def test_lbfgs_known_curvature_stops_below_the_expected_gain(
+    share: float, iterations: bool
+) -> None:
+    """½ gᵀA⁻¹g nats, of which the curvature along n steps knows nearly all."""
+    f, c = quadratic(6, 3.0)
+    curvature = Curvature()
+    maximise(differentiated(f), torch.zeros_like(c), stop=TIGHT, curvature=curvature)
+    start = c + 0.1
+    gain = -f(start).item()
+    found = maximise(
+        differentiated(f), start, stop=Stop(1e-13, 5, 9, expected=gain / share), curvature=curvature
+    )
+    assert (found.iterations > 0) == iterations
+
+
 def test_lbfgs_recent_gain_is_that_of_four_iterations() -> None:
     f, start = differentiated(rosenbrock), vector(-1.2, 1.0)
     values = [maximise(f, start, stop=Stop(1e-13, 50, n)).value for n in (5, 9)]

@@ -9,6 +9,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
+from winnowgp.models import online as models_online
 from winnowgp.models.online import OnlineGP
 from winnowgp.training import AllCandidates, FixedAlpha, Goal, MaxPoints, Tolerance, update
 
@@ -49,7 +50,7 @@ def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
     M, memory = result.posterior.M, result.online.memory
     assert int(result.selected.sum()) == M
     assert result.online.model.K == memory.M == len(result.selected)
-    assert M <= memory.M <= max(3 * M, 512)
+    assert M <= memory.M <= max(2 * M, 512)
     torch.testing.assert_close(memory.Z[result.selected], result.posterior.Z, rtol=0, atol=0)
     torch.testing.assert_close(memory.Z[: int(result.kept.sum())], before[result.kept])
     bounds = result.frontier.bounds
@@ -66,6 +67,46 @@ def test_update_selects_by_each_goal(online: OnlineGP, name: str) -> None:
         # The memory has a fifth of it, and keeps more points.
         assert result.given_up <= 0.002 * 60
         assert memory.M > M
+
+
+def test_update_with_known_curvature_computes_fewer_gradients(
+    online: OnlineGP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations: list[int] = []
+    original = models_online.streaming_gradient
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        evaluations[-1] += 1
+        return original(*args, **settings)
+
+    monkeypatch.setattr(models_online, "streaming_gradient", counted)
+    monkeypatch.setattr("winnowgp.training.streaming._shorten", lambda *_: False)
+    steps = None
+    for number in range(1, 7):
+        evaluations.append(0)
+        result = update(online, batch(number), steps=steps)
+        evaluations.append(0)
+        update(online, batch(number))
+        online, steps = result.online, result.steps
+    known, fresh = evaluations[::2], evaluations[1::2]
+    assert known[0] == fresh[0] > 3
+    assert sum(known[3:]) <= 0.5 * sum(fresh[3:])
+    # Of two lengthscales, variance and noise.
+    assert steps is not None
+    assert 5 <= len(steps) <= 10
+    assert steps.shape[1:] == (2, 4)
+    # Gradient changes are per observation.
+    curvature = (steps[:, 0] * steps[:, 1]).sum(1) / steps[:, 0].square().sum(1)
+    assert curvature.max() < 10
+
+
+def test_update_ignores_steps_of_other_hyperparameters(online: OnlineGP) -> None:
+    other = torch.ones(6, 2, 9, dtype=torch.float64)
+    plain, ignored = (update(online, batch(1), steps=steps) for steps in (None, other))
+    assert ignored.elbo == plain.elbo
+    assert ignored.steps is not None
+    assert plain.steps is not None
+    torch.testing.assert_close(ignored.steps, plain.steps)
 
 
 def test_update_larger_tolerance_has_a_larger_share_of_a_small_gain() -> None:

@@ -203,24 +203,26 @@ def memory_moments(
         memory.residual if memory.residual.dim() else (memory.residual / groups).expand(groups)
     )
     y = memory.centred(mean)
-    moments = []
+    # Old points that are all candidates have no covariance left.
+    known, moments = not bool(left.any()), []
     for g, A in enumerate(memory.A.expand(groups, -1, -1)):
         own, precision = y if groups == 1 else y[:, g : g + 1], 1 / variances[g]
         B = V @ A
         C = precision * (B @ B.mT)
+        unseen = C.new_zeros(()) if known else precision * (A * (left @ A)).sum()
         moments.append(
             Moments(
                 C=C,
                 D=precision * (B @ own),
                 square=precision * (own.square().sum() + residuals[g]),
-                diagonal=C.diagonal().sum() + precision * (A * (left @ A)).sum(),
+                diagonal=C.diagonal().sum() + unseen,
                 constant=constants[g],
                 N=counts[g],
             )
         )
     if memory.fixed is not None:
-        known = memory_moments(memory.fixed, V, left, mean=mean, noise=None, separate=separate)
-        moments = [a + b for a, b in zip(moments, known, strict=True)]
+        fixed = memory_moments(memory.fixed, V, left, mean=mean, noise=None, separate=separate)
+        moments = [a + b for a, b in zip(moments, fixed, strict=True)]
     return moments
 
 

@@ -179,6 +179,7 @@ def _stream_record(
     memories: tuple[Memory, ...],
     first: FirstRows | None,
     waiting: float,
+    steps: Float[Tensor, "m 2 n"] | None,
 ) -> StreamRecord:
     known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
     if not (known and seen > 0 and count >= 1 and given_up >= 0 and waiting >= 0):
@@ -190,6 +191,8 @@ def _stream_record(
         raise ModelFileError("the memory of a StreamRecord must have all inducing points")
     if any(len(memory_points) != memory.M for memory in memories):
         raise ModelFileError("a StreamRecord must have a number for each point of its memory")
+    if steps is not None and not (steps.dim() == 3 and steps.shape[1] == 2):
+        raise ModelFileError("a StreamRecord must have a gradient change for each step")
     return StreamRecord(
         seen,
         remembered,
@@ -202,6 +205,7 @@ def _stream_record(
         memories,
         first,
         waiting,
+        steps,
     )
 
 

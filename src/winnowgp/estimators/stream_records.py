@@ -15,6 +15,7 @@ import torch
 
 from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset
+from winnowgp.training.streaming import Steps
 
 KEPT_BATCHES = 1000
 """Number of the latest batches that `batches_` has."""
@@ -138,6 +139,8 @@ class StreamRecord:
     """The first rows, as long as they are kept."""
     waiting: float = 0.0
     """Number of observations since the hyper-parameters were last optimised."""
+    steps: Steps | None = None
+    """The latest steps of the hyper-parameters."""
 
     @classmethod
     def of_fit(
@@ -158,6 +161,7 @@ class StreamRecord:
         memories: tuple[Memory, ...],
         first: FirstRows | None,
         waiting: float,
+        steps: Steps | None,
     ) -> "StreamRecord":
         """Return the record after another batch, whose added and dropped points are counted.
 
@@ -184,6 +188,7 @@ class StreamRecord:
             memories=memories,
             first=first,
             waiting=waiting,
+            steps=None if steps is None else steps.cpu(),
         )
 
     def renumbered(self, M: int, *, given_up: float) -> "StreamRecord":

@@ -44,6 +44,7 @@ from winnowgp.estimators.validation import (
 )
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models import MixturePosterior, Posterior, SparseGP, VariationalGP
+from winnowgp.models.kernels import copy_module
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
@@ -281,6 +282,7 @@ class StreamingEstimator(SparseEstimator, ABC):
                 fresh=params.n_candidates or FRESH,
                 learn=learn,
                 waiting=waiting,
+                steps=record.steps,
                 move=params.move_points and params.inducing_points is None,
             )
             self._set_updated(result, params, N=N)
@@ -313,6 +315,7 @@ class StreamingEstimator(SparseEstimator, ABC):
             memories=memories,
             first=first,
             waiting=0.0 if learn else waiting + data.observations,
+            steps=None if result is None else result.steps,
         )
 
     def _keep_first(self, batches: Iterable[Dataset]) -> Self:
@@ -360,12 +363,11 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
         """Return a model with the parameters of the posterior, and no candidates."""
         posterior = self._mode
-        kernel = deepcopy(posterior.kernel).requires_grad_(True)
-        if isinstance(self.kernel, Kernel):
-            frozen = {n for n, p in self.kernel.named_parameters() if not p.requires_grad}
-            for name, parameter in kernel.named_parameters():
-                parameter.requires_grad_(name not in frozen)
-        elif not params.weak_priors:
+        kernel = copy_module(posterior.kernel)
+        given = dict(self.kernel.named_parameters()) if isinstance(self.kernel, Kernel) else {}
+        for name, parameter in kernel.named_parameters():
+            parameter.requires_grad_(name not in given or given[name].requires_grad)
+        if not (isinstance(self.kernel, Kernel) or params.weak_priors):
             remove_priors(kernel)
         if params.weak_priors:
             add_weak_priors(kernel)

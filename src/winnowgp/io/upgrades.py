@@ -176,9 +176,11 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
     },
     # Categories and ELBO gaps had other names.
     8: {"TableEncoder": _encoder_9, "TabularModel": _tabular_model_9},
-    # The gap of the earlier batches of a stream, and alarms of several targets, were not recorded.
+    # The gap of the earlier batches of a stream, the steps of its hyper-parameters, and alarms of
+    # several targets were not recorded.
     9: {
         "SizeFrontier": lambda state: {"earlier_gap": 0.0, **state},
+        "StreamRecord": _adding(steps=None),
         "MultiOutputTable": lambda state: {"alarms": [], **state},
     },
 }

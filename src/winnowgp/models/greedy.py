@@ -14,13 +14,14 @@ of one pass over the factor per row. The selection is the same, up to ties.
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.linalg import cholesky, single_thread, solve_lower
+from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.selection import SubsetStatistics
@@ -171,23 +172,22 @@ def _block(
     """
     rows, threshold = _largest(residual / whole, c)
     known = factor[:k, rows]
-    C = (_covariance(kernel, X[rows], X[rows]).to(factor) - known.mT @ known).cpu()
-    left, scale = residual[rows].cpu(), whole[rows].cpu()
-    T, order = C.new_empty(min(len(factor) - k, len(rows)), len(rows)), []
-    with single_thread():
-        for b in range(len(T)):
-            share, pivot = (left / scale).max(0)
-            # The first row is the largest of all; a tie with `threshold` is as good as another row.
-            if share.item() <= least or (order and share.item() < threshold):
-                break
-            p = int(pivot)
-            row = torch.addmv(C[p], T[:b].mT, T[:b, p], alpha=-1)
-            torch.div(row, left[p].sqrt(), out=T[b])
-            left -= T[b].square()
-            left[p] = 0
-            order.append(p)
+    C = (_covariance(kernel, X[rows], X[rows]).to(factor) - known.mT @ known).cpu().numpy()
+    left, scale = residual[rows].cpu().numpy(), whole[rows].cpu().numpy()
+    # A step has five operations on short vectors, which take NumPy a fraction of PyTorch's time.
+    T, order = np.empty((min(len(factor) - k, len(rows)), len(rows)), dtype=C.dtype), []
+    for b in range(len(T)):
+        shares = left / scale
+        p = int(shares.argmax())
+        # The first row is the largest of all; a tie with `threshold` is as good as another row.
+        if not shares[p] > least or (order and shares[p] < threshold):
+            break
+        T[b] = (C[p] - T[:b, p] @ T[:b]) / np.sqrt(left[p])
+        left = left - T[b] ** 2
+        left[p] = 0
+        order.append(p)
     chosen = torch.tensor(order, dtype=torch.long)
-    triangle = T[: len(order), chosen].mT.tril().to(factor)
+    triangle = torch.from_numpy(T)[: len(order), chosen].mT.tril().to(factor)
     pivots = rows[chosen.to(rows.device)]
     factor[k : k + len(pivots)] = _covariance(kernel, X[pivots], X)
     return pivots, triangle

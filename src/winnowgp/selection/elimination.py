@@ -41,6 +41,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.linalg import rank_one_update, residuals_and_duals
+from winnowgp.selection.contenders import ContenderRows, Contenders
 from winnowgp.selection.objective import BlockRemoval, SearchState
 
 
@@ -116,9 +117,7 @@ class DataRows:
 
 @dataclass(frozen=True, slots=True)
 class EliminationState(SearchState):
-    """A subset, with the residual and dual rows of J candidates in C coordinates.
-
-    C is K, except after `compress`.
+    """A subset, with the residual and dual rows of J candidates in C = K coordinates.
 
     Attributes:
         roots: roots of the candidates' covariances.
@@ -226,27 +225,6 @@ class EliminationState(SearchState):
             bound=self.bound - gain if leaves else self.bound + gain,
         )
 
-    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "EliminationState":
-        a, e = _removal(self.E, index)
-        data = []
-        for rows in self.data:
-            b, h = _removal(rows.H, index)
-            data.append(
-                replace(
-                    rows,
-                    ER=torch.addr(rows.ER, a, rows.ER.index_select(0, index)[0], alpha=-1),
-                    H=torch.addr(rows.H, b, h, alpha=-1),
-                )
-            )
-        return EliminationState(
-            roots=self.roots,
-            candidates=self.candidates,
-            included=self.included.index_fill(0, index, False),
-            E=torch.addr(self.E, a, e, alpha=-1),
-            data=tuple(data),
-            bound=self.bound - gain[0],
-        )
-
     def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
         return reduce(
             torch.maximum, [_cosines(A[rows]) for A in (self.E, *(of.H for of in self.data))]
@@ -285,19 +263,18 @@ class EliminationState(SearchState):
             bound=self.bound - removal.gains.sum(),
         )
 
-    def compress(self, rows: Int[Tensor, " c"]) -> "EliminationState":
+    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
+        return Contenders([self.contender_rows(rows)])
+
+    def contender_rows(
+        self, rows: Int[Tensor, " c"]
+    ) -> tuple[Float[Tensor, "c c"], tuple[ContenderRows, ...]]:
+        """Return the triangles of a few candidates: E, and what depends on the data."""
         data = []
         for of in self.data:
             H, y = _triangle(of.H[rows], of.y)
-            data.append(DataRows(ER=_triangle(of.ER[rows])[0], H=H, y=y, P=of.P))
-        return EliminationState(
-            roots=self.roots,
-            candidates=self.candidates[rows].cpu(),
-            included=self.included[rows].cpu(),
-            E=_triangle(self.E[rows])[0],
-            data=tuple(data),
-            bound=self.bound.cpu(),
-        )
+            data.append(ContenderRows(_triangle(of.ER[rows])[0], H, y, P=of.P))
+        return _triangle(self.E[rows])[0], tuple(data)
 
 
 def _squared_norms(rows: Float[Tensor, "J C"]) -> Float[Tensor, " J"]:
@@ -344,15 +321,6 @@ def _lower_orthonormal(
     Q = torch.linalg.solve_triangular(first, unit, upper=False)
     second = torch.linalg.cholesky_ex(Q @ Q.mT).L
     return norms * (first @ second), torch.linalg.solve_triangular(second, Q, upper=False)
-
-
-def _removal(
-    E: Float[Tensor, "J K"], index: Int[Tensor, " 1"]
-) -> tuple[Float[Tensor, " J"], Float[Tensor, " K"]]:
-    """Return a and e for the update E − a eᵀ of the dual rows when row `index` is removed."""
-    e = E.index_select(0, index)[0]
-    along = E @ e
-    return along / along.index_select(0, index), e
 
 
 def _data_rows(
@@ -406,10 +374,6 @@ class SummedState(SearchState):
         terms = tuple(term.toggle(index, gain=torch.zeros_like(gain)) for term in self.terms)
         return SummedState.of(terms, bound=bound)
 
-    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "SummedState":
-        terms = tuple(term.remove(index, gain=torch.zeros_like(gain)) for term in self.terms)
-        return SummedState.of(terms, bound=self.bound - gain[0])
-
     def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
         return reduce(torch.maximum, [term.cosines(rows) for term in self.terms])
 
@@ -427,6 +391,5 @@ class SummedState(SearchState):
             start = end
         return SummedState.of(tuple(terms), bound=self.bound - removal.gains.sum())
 
-    def compress(self, rows: Int[Tensor, " c"]) -> "SummedState":
-        terms = tuple(term.compress(rows) for term in self.terms)
-        return SummedState.of(terms, bound=self.bound.cpu())
+    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
+        return Contenders([term.contender_rows(rows) for term in self.terms])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from winnowgp.selection.contenders import Contenders
 from winnowgp.typing import Mask, Masks, Nats, Weights
 
 
@@ -82,14 +83,6 @@ class SearchState(ABC):
         """
 
     @abstractmethod
-    def remove(self, index: Int[Tensor, " 1"], *, gain: Float[Tensor, " 1"]) -> "SearchState":
-        """Return the state without the included candidate `index`, for backward elimination.
-
-        Afterwards the marginal gains of candidates outside the subset are undefined. `index` is a
-        tensor whose value is not read, so that no step synchronises with a GPU.
-        """
-
-    @abstractmethod
     def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
         """Return how strongly removals of a few included candidates affect each other, in [0, 1].
 
@@ -109,11 +102,10 @@ class SearchState(ABC):
         """Return the state without the candidates of a block, which are considered no more."""
 
     @abstractmethod
-    def compress(self, rows: Int[Tensor, " c"]) -> "SearchState":
-        """Return a state of a few included candidates on the CPU, whose moves cost O(c²).
+    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
+        """Return a few included candidates on the CPU, of which some leave in O(c²) each.
 
-        The result defines `marginal_gains` and `remove`, which are those of the whole state as long
-        as only candidates in `rows` leave the subset.
+        Their gains are those of the whole state as long as no other candidate leaves the subset.
         """
 
 

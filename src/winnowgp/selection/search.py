@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.linalg import single_thread
 from winnowgp.selection.objective import BlockRemoval, SearchObjective, SearchState
 from winnowgp.typing import SizeTable
 
@@ -261,7 +260,7 @@ def _removal(
         if len(rows) >= count:
             return state.block_removal(rows)
     rows = gains.topk(min(contenders, J), largest=False).indices
-    order = _greedy_order(state.compress(rows), count)
+    order = state.contenders(rows).remove_least(count)
     return state.block_removal(rows[order.to(rows.device)])
 
 
@@ -277,18 +276,6 @@ def _independent(
             chosen.append(index)
             waiting |= affected[index]
     return rows[torch.tensor(chosen[:limit], device=rows.device)]
-
-
-def _greedy_order(few: SearchState, count: int) -> Int[Tensor, " B"]:
-    """Return positions of `count` candidates, each that of smallest gain when it leaves."""
-    order = []
-    with single_thread():
-        for _ in range(count):
-            gains = few.marginal_gains().masked_fill_(~few.included, torch.inf)
-            gain, index = gains.min(0, keepdim=True)
-            few = few.remove(index, gain=gain)
-            order.append(index)
-    return torch.cat(order)
 
 
 def _swap(state: SearchState, index: int) -> SearchState:

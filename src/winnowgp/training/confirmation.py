@@ -75,8 +75,9 @@ _SMALL, _CONFIDENT, _MEDIAN = 100, 1.5, 0.5
 _MANY_COLUMNS = 0.5
 # Common lengthscales that are tried, relative to √D.
 _COMMON = (0.5, 1.0, 2.0, 4.0)
-# Held-out rows after which a clear difference decides, and the standard errors that are clear.
-_ENOUGH, _CLEAR = 60, 3.0
+# Held-out rows after which a clear difference decides, fewer if nothing is averaged by them, and
+# the standard errors that are clear.
+_ENOUGH, _FEW_ENOUGH, _CLEAR = 60, 20, 3.0
 # Held-out rows without which nothing is decided, even if the time is over.
 _FEWEST = 10
 # The weight w of the constant model has a density ∝ w^(prior − 1) before rows are held out; values
@@ -93,13 +94,18 @@ def significant_gain(model: InducingModel, N: int) -> float:
 
 
 def confirmed_optima(
-    steps: FastSteps[Model], initial: Initialization[Model]
+    steps: FastSteps[Model], initial: Initialization[Model], *, reported: bool = True
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
 
     The optima are returned as they are if there are many rows, also if they were pooled to few, if
     these cannot be held out, have known noise or lack targets, and if an earlier fit is continued.
+
+    Args:
+        reported: whether the weight of a constant is used; if not, a clear difference on a few
+            held-out rows decides.
     """
+    enough = _ENOUGH if reported else _FEW_ENOUGH
     # Many rows may have been pooled to few.
     few = steps.data.N <= FEW_ROWS and not (
         steps.data.observations > FEW_ROWS and measured_repeatedly(steps.sample)
@@ -114,7 +120,7 @@ def confirmed_optima(
         return _clearly_better(steps, initial, data) or _robust(steps, initial)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
         refit = partial(_refitted, steps, optimum.model)
-        gain = held_out_gain(data, refit, is_late=steps.is_late)
+        gain = held_out_gain(data, refit, enough=enough, is_late=steps.is_late)
         if confirms(gain, data.N, certain=_is_certain(optimum, data)):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
@@ -290,6 +296,7 @@ def held_out_gain(
     refit: Callable[[Dataset], InducingModel | None],
     *,
     early_stopping: bool = True,
+    enough: int = _ENOUGH,
     is_late: Callable[[], bool] = lambda: False,
 ) -> Float[Tensor, " n"]:
     """Return by how much refitted models predict held-out rows better than a constant, in nats.
@@ -300,6 +307,7 @@ def held_out_gain(
         data: all rows.
         refit: returns the model of some rows, without candidates; None if a constant is as good.
         early_stopping: whether a clear difference after some folds decides.
+        enough: number of held-out rows after which it may.
         is_late: tells whether the folds so far must do, because the time is over.
     """
     gains: list[Tensor] = []
@@ -312,7 +320,7 @@ def held_out_gain(
             gain = gain * held.weights * (data.N / data.observations)
         gains.append(gain)
         seen = torch.cat(gains)
-        if early_stopping and len(seen) >= _ENOUGH:
+        if early_stopping and len(seen) >= enough:
             gap = PredictiveGap.of(seen, torch.zeros_like(seen))
             if abs(gap.nats) > _CLEAR * gap.standard_error:
                 break

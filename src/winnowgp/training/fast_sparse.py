@@ -37,6 +37,7 @@ from winnowgp.training.growth import (
     grown_pool,
     smaller_models,
 )
+from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import (
@@ -325,7 +326,9 @@ def _select_by_goal(
 ) -> _Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(training.evidence_rows), steps.data
-    confirmed = confirmed_optima(steps, initial) if isinstance(goal, Tolerance) else initial
+    confirmed: Initialization[Model] | None = initial
+    if isinstance(goal, Tolerance):
+        confirmed = confirmed_optima(steps, initial, reported=training.reported)
     initial = steps.initialization = confirmed or initial
     constant = constant_model(steps, initial.best)
     most = min(training.n_candidates or steps.most, steps.most)

@@ -49,13 +49,21 @@ Objective: TypeAlias = Callable[[Tensor], tuple[float, Tensor] | None]
 class Stop:
     """A stopping rule: stop once `window` iterations together gained less than `gain` nats.
 
-    Stop earlier where the curvature so far predicts less than a tenth of that gain per iteration.
+    Stop earlier where the curvature so far predicts a gain of less than `expected` nats.
     """
 
     gain: float = 1e-2
     window: int = 20
     iterations: int = 500
     """Largest number of iterations."""
+    expected: float | None = None
+    """Nats that the next iteration must be expected to gain; if None, a tenth of what it must gain
+    on average."""
+
+    @property
+    def least(self) -> float:
+        """Nats that the next iteration must be expected to gain."""
+        return self.gain / (10 * self.window) if self.expected is None else self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ def maximise(
         direction = pairs.direction(point.gradient)
         # A quasi-Newton step gains about ½ gᵀHg nats; far below the stopping gain, stop.
         expected = 0.5 * float(direction @ point.gradient)
-        if len(pairs) >= _RELIABLE and expected < stop.gain / (10 * stop.window):
+        if len(pairs) >= _RELIABLE and expected < stop.least:
             break
         better = line.search(point, direction, fresh=len(pairs) == 0)
         if better is None and len(pairs) == 0:
@@ -266,13 +274,28 @@ def _beyond(trial: float, step: float, high: float) -> float:
 class Curvature:
     """Steps s and gradient changes y, newest last, and the diagonal that the update starts from."""
 
-    def __init__(self) -> None:
-        self._memory, self._device = _MEMORY, torch.device("cpu")
+    def __init__(self, memory: int = _MEMORY) -> None:
+        self._memory, self._device = memory, torch.device("cpu")
         self.clear()
 
+    @classmethod
+    def of(cls, pairs: Float[Tensor, "m 2 n"], *, memory: int = _MEMORY) -> "Curvature":
+        """Return the curvature along some steps, of which each has the gradient change beside it.
+
+        The diagonal is that of these pairs alone.
+        """
+        curvature = cls(memory)
+        for s, y in pairs:
+            curvature.add(s, y)
+        return curvature
+
+    def pairs(self) -> Float[Tensor, "m 2 n"]:
+        """Return the steps and the gradient changes, newest last."""
+        return torch.stack([self._S, self._Y], 1)
+
     def hold(self, memory: int, device: torch.device) -> None:
-        """Store at most so many pairs, on a device, to which those of a checkpoint move too."""
-        self._memory, self._device = memory, device
+        """Store no more than so many pairs, on a device, to which those of a checkpoint move too."""
+        self._memory, self._device = min(self._memory, memory), device
         self.load_state_dict(self.state_dict())
 
     def __len__(self) -> int:
@@ -299,7 +322,7 @@ class Curvature:
         if not len(self):
             self._S = self._Y = s.new_zeros(0, len(s))
             self._SY, self._diagonal = s.new_zeros(0, 0), torch.ones_like(s)
-        old = 1 if len(self) == self._memory else 0
+        old = max(len(self) + 1 - self._memory, 0)
         self._S = torch.cat([self._S[old:], s[None]])
         self._Y = torch.cat([self._Y[old:], y[None]])
         self._SY = _bordered(self._SY[old:, old:], self._S @ y)
