@@ -25,6 +25,7 @@ from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.priors import log_prior_of
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.closed_objective import closed_objective
 from winnowgp.training.coordinates import Coordinates
 from winnowgp.typing import Scalar
 
@@ -367,13 +368,16 @@ def maximise_elbo(
     device = start.device
     if single and len(start) <= _ON_CPU:
         start = start.cpu()
+    closed = closed_objective(model, objective, coordinates)
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
         if not coordinates.in_range(x):
             return None
         coordinates.write(x.to(device))
-        coordinates.clear_gradient()
         try:
+            if closed is not None:
+                return closed(x)
+            coordinates.clear_gradient()
             value = objective() + log_prior()
             if value.requires_grad:
                 value.backward()
