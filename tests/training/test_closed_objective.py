@@ -133,6 +133,12 @@ def test_closed_objective_of_other_kernels_and_priors_is_none(kernel: Kernel) ->
     assert closed(model(kernel, data), data, exact=False) is None
 
 
+def test_closed_objective_of_terms_with_common_parameters_is_none() -> None:
+    data, base = rows(), RBFKernel()
+    gp = model(ScaleKernel(base) + ScaleKernel(base), data)
+    assert closed(gp, data, exact=False) is None
+
+
 def test_closed_objective_of_other_means_and_noise_is_none() -> None:
     data = rows(2)
     kernel = KERNELS["rbf"]()

@@ -11,7 +11,7 @@ from typing import Protocol, final, runtime_checkable
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -39,10 +39,17 @@ from winnowgp.typing import Scalar, TargetNoise
 class GaussianModel(Protocol):
     """A model with Gaussian noise, and candidates that the exact evidence does not use."""
 
-    kernel: Kernel
-    mean: Mean
-    likelihood: GaussianLikelihood
-    candidates: nn.Parameter
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def mean(self) -> Mean: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def candidates(self) -> nn.Parameter: ...
 
     @property
     def noise(self) -> TargetNoise: ...
@@ -117,7 +124,7 @@ class ClosedForm:
         # The exact evidence has an inducing point at each row.
         (block,) = bound.blocks if bound.exact else (None,)
         self._rows = None if block is None else block.X
-        self._noise = id(bound.model.likelihood.noise_covar.raw_noise)
+        self._noise = id(bound.model.likelihood.get_parameter("noise_covar.raw_noise"))
 
     @classmethod
     def of(cls, bound: ParametricBound) -> "ClosedForm | None":
@@ -126,7 +133,9 @@ class ClosedForm:
         if type(model.mean) is not ZeroMean or model.noise.dim():
             return None
         terms = _terms(model.kernel, model.candidates.shape[1])
-        return None if terms is None else cls(bound, terms)
+        if terms is None or len({id(term.own) for term in terms}) < len(terms):
+            return None
+        return cls(bound, terms)
 
     def values(self) -> dict[int, Tensor]:
         """Return the current value of each kernel parameter and of the noise, by identity.
@@ -138,6 +147,7 @@ class ClosedForm:
             id(raw): constraint.transform(raw.detach()).flatten()
             for module in (model.kernel, model.likelihood)
             for _, raw, constraint in module.named_parameters_and_constraints()
+            if constraint is not None
         }
 
     def gradient(
@@ -191,10 +201,10 @@ def _terms(kernel: Kernel, D: int) -> list[_Term] | None:
         known = [part for part in parts if part is not None]
         return [term for part in known for term in part] if len(known) == len(parts) else None
     if type(kernel) is LinearKernel:
-        return [_Term(None, kernel.raw_variance, None)]
+        return [_Term(None, kernel.get_parameter("raw_variance"), None)]
     base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
     form = stationary_form(kernel, D)
     if form is None or base.active_dims is not None:
         return None
-    scale = kernel.raw_outputscale if type(kernel) is ScaleKernel else None
-    return [_Term(form.profile, base.raw_lengthscale, scale)]
+    scale = kernel.get_parameter("raw_outputscale") if type(kernel) is ScaleKernel else None
+    return [_Term(form.profile, base.get_parameter("raw_lengthscale"), scale)]

@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -128,8 +127,6 @@ class SparseGP(InducingModel):
     >>> bool(model.bound(data) < model.upper_bound(data))
     True
     """
-
-    likelihood: GaussianLikelihood
 
     def __init__(
         self,
