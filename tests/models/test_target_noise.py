@@ -18,9 +18,9 @@ from winnowgp.data import ArraySource, Dataset, standardise
 from winnowgp.data.distributed import SINGLE_PROCESS as SINGLE
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError
+from winnowgp.models.closed_forms import ParametricBound
 from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.models.kernels import covariance, prior_mean
-from winnowgp.models.sgpr import ChunkedBound
 from winnowgp.training.cross_validation import CrossValidation
 
 N, K = 24, 5
@@ -288,9 +288,7 @@ def test_known_noise_in_chunks_gives_the_bound_of_all_rows() -> None:
     source = ArraySource(data.X.numpy(), data.Y.numpy(), noise=data.noise.numpy())
     assert gp.fixed_bound(source) == pytest.approx(gp.fixed_bound(data), rel=1e-12)
     blocks = [RowBlocks.of(each, size=7) for each in (data, source, ShardedSource(source, SINGLE))]
-    bounds = [
-        ChunkedBound(b)(gp.kernel, Z=gp.candidates, mean=gp.mean, noise=gp.noise) for b in blocks
-    ]
+    bounds = [ParametricBound(gp, b)() for b in blocks]
     for bound in bounds:
         torch.testing.assert_close(bound, gp.chunked_bound(data)())
     # Scaling targets scales variances by squares.

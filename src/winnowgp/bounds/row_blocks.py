@@ -142,6 +142,14 @@ class RowBlocks:
     def __iter__(self) -> Iterator[RowBlock]:
         return chain.from_iterable(self.shards())
 
+    @cached_property
+    def only(self) -> RowBlock | None:
+        """The block of all rows of all processes, if there is a single one and it is in memory."""
+        if self._blocks is None or self._source.process_group.world_size > 1:
+            return None
+        blocks = [block for shard in self._blocks for block in shard]
+        return blocks[0] if len(blocks) == 1 else None
+
     def worth_sharing(self, points: int) -> bool:
         """Return whether a pass with so many inducing points is long enough for several threads."""
         return float(self.N) * points**2 >= _SHARED

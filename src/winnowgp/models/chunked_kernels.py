@@ -214,10 +214,15 @@ class StationaryChunks(ChunkedKernel):
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
         first, second, total = features.split([D, D, 1], 1)
-        d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
+        if self._weighed is not self._Kuu:
+            d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
         W = uu.mul_(self._weighed)
+        products = W @ torch.cat([Z, torch.ones_like(Z[:, :1])], 1)
+        sums = products[:, D:]
+        if self._weighed is self._Kuu:
+            d_log_s = d_log_s + sums.sum()
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
-        moved = W @ Z - W.sum(1, keepdim=True) * Z
+        moved = products[:, :D] - sums * Z
         d_Z = self._w * (2 * moved + first - total * Z)
         d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
         # d log s = ds/s, dw = −2 w dℓ/ℓ
@@ -234,15 +239,12 @@ class StationaryChunks(ChunkedKernel):
 
     def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
         """Return K_uu and K_uu ∘ ρ, which may be one tensor."""
-        c = self._profile.rate
-        norm, products = c * self._norm, torch.mm(-c * self._wZ, self._Z.mT)
-        # Products are symmetric up to rounding, and their sums exactly.
-        u = products + products.mT
-        u.add_(torch.add(norm[:, None], norm, out=products))
-        K, weighed = self._profile.weighed_covariances_(u)
-        K.mul_(self._s)
-        if weighed is not K:
-            weighed.mul_(self._s)
+        profile, one = self._profile, torch.ones_like(self._Z[:, :1])
+        c, shift = profile.rate, 0.5 * self._log_s if profile.is_log else 0.0
+        # c r² = h + hᵀ with h = ⟨[−c w z, c w·z²], [z', 1]⟩: the sum is symmetric exactly.
+        left = torch.cat([-c * self._wZ, (c * self._norm + shift)[:, None]], 1)
+        h = torch.mm(left, torch.cat([self._Z, one], 1).mT)
+        K, weighed = profile.weighed_covariances_(h + h.mT, self._log_s)
         # The diagonal is known.
         K.diagonal().fill_(self._s)
         return K, weighed

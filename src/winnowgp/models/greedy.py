@@ -16,13 +16,13 @@ from typing import final
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.kernels import covariance, prior_variance
+from winnowgp.models.kernels import covariance, prior_variance, stationary_form
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.selection import SubsetStatistics
 from winnowgp.typing import Scalar
@@ -198,9 +198,20 @@ def _covariance(
 ) -> Float[Tensor, "B N"]:
     """Return the prior covariances of each row of A with all rows of X.
 
-    Each row is a batch of its own. GPyTorch centres the inputs of a batch at its first argument, so
-    that the distance of two equal rows is exactly zero; in one batch of all rows it would not be.
+    The distance of two equal rows is exactly zero. For RBF and Matérn kernels it is computed from
+    differences. For other kernels each row is a batch of its own, as GPyTorch centres the inputs of
+    a batch at its first argument; in one batch of all rows the distance would not be zero.
     """
+    form = stationary_form(kernel, X.shape[1])
+    if form is not None:
+        profile, log_s = form.profile, form.variance.log().item()
+        a, x = A / form.lengthscales, X / form.lengthscales
+        r = torch.cdist(a, x, compute_mode="donot_use_mm_for_euclid_dist")
+        u = r.square_().mul_(profile.rate)
+        return profile.covariances_(u.add_(log_s) if profile.is_log else u, log_s)
+    if type(kernel) is AdditiveKernel and kernel.active_dims is None:
+        parts = [_covariance(k, A, X) for k in kernel.kernels if isinstance(k, Kernel)]
+        return torch.stack(parts).sum(0)
     elements = _CPU_ELEMENTS if X.device.type == "cpu" else _GPU_ELEMENTS
     parts = A[:, None].split(max(elements // max(X.numel(), 1), 1))
     return torch.cat([covariance(kernel, a, X.expand(len(a), *X.shape))[:, 0] for a in parts])

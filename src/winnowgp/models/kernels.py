@@ -175,9 +175,9 @@ class RadialProfile(ABC):
 
     @abstractmethod
     def weighed_covariances_(
-        self, u: Float[Tensor, "*S"]
+        self, u: Float[Tensor, "*S"], log_s: float
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
-        """Return k(u) of unit variance and k(u) ρ(u), which may be one tensor; overwrites u."""
+        """Return k(u) and k(u) ρ(u), which may be one tensor; overwrites u."""
 
 
 @final
@@ -195,9 +195,9 @@ class RBFProfile(RadialProfile):
         return P
 
     def weighed_covariances_(
-        self, u: Float[Tensor, "*S"]
+        self, u: Float[Tensor, "*S"], log_s: float
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
-        k = self.covariances_(u, 0.0)
+        k = self.covariances_(u, log_s)
         return k, k
 
 
@@ -223,10 +223,10 @@ class Matern12Profile(RadialProfile):
         return P.div_(t).masked_fill_(t == 0, 0.0)
 
     def weighed_covariances_(
-        self, u: Float[Tensor, "*S"]
+        self, u: Float[Tensor, "*S"], log_s: float
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
         t = self._distances_(u)
-        k = t.neg().exp_()
+        k = torch.rsub(t, log_s).exp_()
         return k, (k / t).masked_fill_(t == 0, 0.0)
 
     @staticmethod
@@ -252,11 +252,11 @@ class Matern32Profile(RadialProfile):
         return P.div_(u().clamp_(0, _FAR).sqrt_().add_(1))
 
     def weighed_covariances_(
-        self, u: Float[Tensor, "*S"]
+        self, u: Float[Tensor, "*S"], log_s: float
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
-        # k ρ = exp(−t)
+        # k ρ = s exp(−t)
         t = u.clamp_(0, _FAR).sqrt_()
-        weighed = t.neg().exp_()
+        weighed = torch.rsub(t, log_s).exp_()
         return t.mul_(weighed).add_(weighed), weighed
 
 
@@ -280,11 +280,11 @@ class Matern52Profile(RadialProfile):
         return P.mul_(linear).div_(linear.add_(squares, alpha=1 / 3))
 
     def weighed_covariances_(
-        self, u: Float[Tensor, "*S"]
+        self, u: Float[Tensor, "*S"], log_s: float
     ) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
-        # k ρ = (1 + t) exp(−t),  k = k ρ + t²/3 exp(−t)
+        # k ρ = s (1 + t) exp(−t),  k = k ρ + s t²/3 exp(−t)
         t = u.clamp_(0, _FAR).sqrt()
-        scaled = t.neg().exp_()
+        scaled = torch.rsub(t, log_s).exp_()
         weighed = t.mul_(scaled).add_(scaled)
         return torch.addcmul(weighed, u, scaled, value=1 / 3, out=u), weighed
 

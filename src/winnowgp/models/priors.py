@@ -37,6 +37,28 @@ def log_prior_of(model: nn.Module) -> Callable[[], Scalar]:
     return lambda: sum((_log_density(p, value(m)).sum() for p, value, m in priors), start=zero)
 
 
+def log_normal_priors(model: nn.Module) -> dict[int, tuple[float, float, float]] | None:
+    """Return the priors of positive parameters, by the identity of the raw parameter.
+
+    Each has the mean m and the width s of log x, and the value of log x above which the density is
+    constant, infinite for most. Other priors than those of `add_weak_priors` have no such form:
+    None if there is one.
+    """
+    known: dict[int, tuple[float, float, float]] = {}
+    for module in model.modules():
+        for prior, value, _ in getattr(module, "_priors", {}).values():
+            simple = type(prior) in (LogNormalPrior, LongLengthscalePrior) and prior.loc.dim() == 0
+            if not simple or not isinstance(value, _Parameter):
+                return None
+            raw = id(getattr(module, f"raw_{value.name}"))
+            if raw in known:
+                return None
+            mean, width = prior.loc.item(), prior.scale.item()
+            is_long = type(prior) is LongLengthscalePrior
+            known[raw] = (mean, width, mean - width**2 if is_long else inf)
+    return known
+
+
 # Mode and width of the weak priors, for standardised inputs and targets. The lengthscales of a
 # kernel on D columns grow as √D, as the distances between rows do.
 _LENGTHSCALE, _VARIANCE, WEAK_NOISE = (3.0, 1.0), (1.0, 2.0), (0.5, 1.5)

@@ -30,7 +30,6 @@ from winnowgp.bounds.evidence import (
     exact_rows,
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.bounds.two_pass import one_pass_bound, two_pass_bound
 from winnowgp.data import Dataset, Source
 from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
@@ -38,13 +37,8 @@ from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
 from winnowgp.models.base import InducingModel, check_kernel, copy_with
 from winnowgp.models.chunked_kernels import chunked_kernel
-from winnowgp.models.exact_gp import (
-    WithGradient,
-    chunked_mean,
-    evidence,
-    gaussian_rows,
-    unpacked,
-)
+from winnowgp.models.closed_forms import ParametricBound
+from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import RelaxedObjective, SubsetStatistics
@@ -233,12 +227,7 @@ class SparseGP(InducingModel):
         """
         self.check(data)
         dtype = torch.float32 if self.precision == "mixed" else None
-        bound = ChunkedBound(self._blocks(data), dtype)
-
-        def value() -> Scalar:
-            return bound(self.kernel, Z=self.candidates, mean=self.mean, noise=self.noise)
-
-        return value
+        return ParametricBound(self, self._blocks(data), dtype=dtype)
 
     def bound_and_trace(self, data: Source) -> tuple[float, float]:
         """Return the collapsed bound, and the nats ½ Σ_i w_i (k_ii − q_ii) of its trace term."""
@@ -259,12 +248,7 @@ class SparseGP(InducingModel):
         Each group of targets with noise of its own takes as long.
         """
         self.check(data)
-        blocks = RowBlocks.of(data, size=data.N)
-
-        def value() -> Scalar:
-            return evidence(self.kernel, blocks=blocks, mean=self.mean, noise=self.noise)
-
-        return value
+        return ParametricBound(self, RowBlocks.of(data, size=data.N), exact=True)
 
     def upper_bound(self, data: Source) -> float:
         """Return an upper bound on log p(Y) at the same parameters, in nats."""
@@ -451,39 +435,6 @@ def _trace_term(moments: Moments) -> Scalar:
 
 def _total(nats: Callable[[Moments], Scalar], moments: tuple[Moments, ...]) -> float:
     return torch.stack([nats(each) for each in moments]).sum().item()
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedBound:
-    """The collapsed bound of fixed rows as a function of kernel, inducing points, mean and noise.
-
-    The gradient is computed with the value, in two passes over blocks of rows (`bounds.two_pass`);
-    without gradients (`torch.no_grad`), one pass is enough. Memory does not grow with N · M, nor
-    with N if the rows are not in memory.
-    """
-
-    blocks: RowBlocks
-    dtype: torch.dtype | None = None
-    """Data type of blocks of rows, if less precise than that of the sums."""
-
-    def __call__(
-        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], mean: Mean, noise: TargetNoise
-    ) -> Scalar:
-        """Return the bound in nats, differentiable in all parameters."""
-        chunked, inputs = chunked_kernel(kernel, Z, self.blocks, self.dtype)
-        row_mean, more = chunked_mean(mean)
-        fixed = noise.detach()
-        if not torch.is_grad_enabled():
-            return one_pass_bound(
-                chunked, self.blocks, mean=row_mean, noise=fixed, dtype=self.dtype
-            )
-
-        def evaluate() -> tuple[Tensor, tuple[Tensor, ...]]:
-            return unpacked(
-                two_pass_bound(chunked, self.blocks, mean=row_mean, noise=fixed, dtype=self.dtype)
-            )
-
-        return WithGradient.apply(evaluate, noise, *more, *inputs)
 
 
 def _checked_precision(precision: str) -> str:

@@ -25,7 +25,7 @@ _SHORTEST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """One parameter; `constraint` is None where the parameter is not transformed."""
 
     parameter: Tensor
@@ -43,6 +43,11 @@ class _Entry:
         if self.constraint is None:
             return raw.flatten() - self.origin
         return self.transformed(raw).log().flatten()
+
+    def lower(self) -> Float[Tensor, " n"]:
+        """Return the lower limit of a positive parameter, once for each of its numbers."""
+        assert self.constraint is not None
+        return (0 * self.scale + self.constraint.lower_bound).to(self.scale)
 
     def transformed(self, raw: Tensor) -> Tensor:
         """Return the value above its lower limit."""
@@ -86,26 +91,27 @@ class Coordinates:
         self, model: InducingModel | LatentModel | MultiOutputGP, X: Float[Tensor, "N D"]
     ) -> None:
         self.model = model
-        self._entries = tuple(_entries(model, X))
+        self.entries = tuple(_entries(model, X))
+        """The parameters, in the order of the vector."""
         nothing = X.new_ones(0)
-        self.scale = torch.cat([nothing, *(e.scale for e in self._entries)])
-        least = torch.cat([nothing, *(e.limit(e.least) for e in self._entries)])
-        most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self._entries)])
+        self.scale = torch.cat([nothing, *(e.scale for e in self.entries)])
+        least = torch.cat([nothing, *(e.limit(e.least) for e in self.entries)])
+        most = torch.cat([nothing, *(e.limit(_FARTHEST) for e in self.entries)])
         # On the CPU as well, where L-BFGS may compute its steps.
         self._limits = {least.device: (least, most), _CPU: (least.cpu(), most.cpu())}
 
     def read(self) -> Float[Tensor, " n"]:
         """Return the model's current coordinates."""
-        return torch.cat([self.scale[:0], *(e.read() for e in self._entries)]) / self.scale
+        return torch.cat([self.scale[:0], *(e.read() for e in self.entries)]) / self.scale
 
     def write(self, x: Float[Tensor, " n"]) -> None:
         """Set the model's parameters."""
-        parts = (x * self.scale).split([len(e.scale) for e in self._entries])
-        usual = [part for e, part in zip(self._entries, parts, strict=True) if e.is_softplus]
+        parts = (x * self.scale).split([len(e.scale) for e in self.entries])
+        usual = [part for e, part in zip(self.entries, parts, strict=True) if e.is_softplus]
         # The inverse of t = log(1 + e^raw); one call for all parameters, of which most are small.
         t = torch.cat([x[:0], *usual]).exp()
         raws = iter((t + (-torch.expm1(-t)).log()).split([len(part) for part in usual]))
-        for entry, part in zip(self._entries, parts, strict=True):
+        for entry, part in zip(self.entries, parts, strict=True):
             if entry.is_softplus:
                 entry.parameter.detach().copy_(next(raws).reshape(entry.parameter.shape))
             else:
@@ -122,14 +128,14 @@ class Coordinates:
 
     def clear_gradient(self) -> None:
         """Remove the gradients of the parameters."""
-        for entry in self._entries:
+        for entry in self.entries:
             entry.parameter.grad = None
 
     def gradient(self) -> Float[Tensor, " n"]:
         """Return the gradient in these coordinates."""
         slopes = iter(self._slopes())
         parts = [self.scale[:0]]
-        for entry in self._entries:
+        for entry in self.entries:
             given = entry.parameter.grad
             part = torch.zeros_like(entry.parameter) if given is None else given
             parts.append(part.flatten() * (1.0 if entry.constraint is None else next(slopes)))
@@ -137,17 +143,17 @@ class Coordinates:
 
     def _slopes(self) -> Iterator[Float[Tensor, " n"]]:
         """Iterate over ∂raw/∂x of constrained parameters."""
-        usual = [e.parameter.detach().flatten() for e in self._entries if e.is_softplus]
+        usual = [e.parameter.detach().flatten() for e in self.entries if e.is_softplus]
         raw = torch.cat([self.scale[:0], *usual])
         known = iter((softplus(raw) / raw.sigmoid()).split([len(part) for part in usual]))
-        for entry in self._entries:
+        for entry in self.entries:
             if entry.constraint is not None:
                 yield next(known) if entry.is_softplus else entry.slope()
 
 
 def _entries(
     model: InducingModel | LatentModel | MultiOutputGP, X: Float[Tensor, "N D"]
-) -> Iterator[_Entry]:
+) -> Iterator[Entry]:
     spread = X.std(0, correction=0)
     means = (model.mean,) if isinstance(model, InducingModel) else ()
     kernels = model.kernels if isinstance(model, MultiOutputGP) else (model.kernel,)
@@ -156,7 +162,7 @@ def _entries(
             if parameter.requires_grad:
                 logarithmic = isinstance(constraint, Positive | GreaterThan)
                 scale = X.new_ones(parameter.numel())
-                entry = _Entry(
+                entry = Entry(
                     parameter,
                     constraint if logarithmic else None,
                     scale,
@@ -170,18 +176,18 @@ def _entries(
         if candidates.requires_grad and len(candidates):
             scale = torch.where(spread > 0, spread * sqrt(X.shape[1]), 1.0)
             origin = X.mean(0).repeat(len(candidates))
-            yield _Entry(candidates, None, scale.repeat(len(candidates)), origin)
+            yield Entry(candidates, None, scale.repeat(len(candidates)), origin)
     if isinstance(model, MultiOutputGP) and model.raw_mixing.numel():
         one = X.new_ones(model.raw_mixing.numel())
-        yield _Entry(model.raw_mixing, None, one, 0 * one)
+        yield Entry(model.raw_mixing, None, one, 0 * one)
     if isinstance(model, LatentModel):
         mean, log_variance = model.latents.mean, model.latents.log_variance
         if mean.requires_grad:
             zero = torch.zeros_like(mean.detach()).flatten()
-            yield _Entry(mean, None, (0.5 * log_variance.detach()).exp().flatten(), zero)
+            yield Entry(mean, None, (0.5 * log_variance.detach()).exp().flatten(), zero)
         if log_variance.requires_grad:
             zero = torch.zeros_like(mean.detach()).flatten()
-            yield _Entry(log_variance, None, torch.ones_like(zero), zero)
+            yield Entry(log_variance, None, torch.ones_like(zero), zero)
 
 
 def _is_softplus(constraint: Positive | GreaterThan) -> bool:
@@ -197,7 +203,7 @@ def _is_distance(module: Module, name: str) -> bool:
     return known and last == "raw_lengthscale"
 
 
-def _shortest(spread: Float[Tensor, " D"], entry: _Entry) -> float:
+def _shortest(spread: Float[Tensor, " D"], entry: Entry) -> float:
     """Return the lowest coordinate of a lengthscale; one that starts below it may stay there."""
     assert entry.constraint is not None
     narrowest = spread[spread > 0].amin().item() if (spread > 0).any() else 1.0

@@ -25,6 +25,7 @@ from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.priors import log_prior_of
 from winnowgp.training.callbacks import EndPhase, Stateful
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.closed_objective import closed_objective
 from winnowgp.training.coordinates import Coordinates
 from winnowgp.typing import Scalar
 
@@ -294,7 +295,7 @@ class Curvature:
         return torch.stack([self._S, self._Y], 1)
 
     def hold(self, memory: int, device: torch.device) -> None:
-        """Store no more than so many pairs, on a device, to which those of a checkpoint move too."""
+        """Store at most so many pairs, on a device, to which those of a checkpoint move too."""
         self._memory, self._device = min(self._memory, memory), device
         self.load_state_dict(self.state_dict())
 
@@ -396,13 +397,16 @@ def maximise_elbo(
     device = start.device
     if single and len(start) <= _ON_CPU:
         start = start.cpu()
+    closed = closed_objective(model, objective, coordinates)
 
     def evaluate(x: Tensor) -> tuple[float, Tensor] | None:
         if not coordinates.in_range(x):
             return None
         coordinates.write(x.to(device))
-        coordinates.clear_gradient()
         try:
+            if closed is not None:
+                return closed(x)
+            coordinates.clear_gradient()
             value = objective() + log_prior()
             if value.requires_grad:
                 value.backward()
