@@ -25,7 +25,10 @@ from winnowgp.errors import CheckpointWarning, InputError
         ),
         ("fit SHOP -t y --missing impute", "column 'id' has 48 different strings.*--id"),
         ("fit SHOP -t town --task regression", "the target 'town' must be numeric for regression"),
-        ("fit SHOP -t y --task counts", "'y' must have integers of at least 0 for counts"),
+        (
+            "fit SHOP -t y --task counts",
+            "integers of at least 0 for counts; it has -0.9985 in row 1",
+        ),
         ("fit SHOP -t y --task magic", "`--task` must be"),
         ("fit SHOP -t id", "2 to 50 different values for classification"),
         ("fit SHOP -t y --alpha many", "`--alpha` must be auto or a number"),

@@ -109,10 +109,12 @@ def _checked_task(task: str, table: DataTable, target: str) -> str:
             f"the target {target!r} must be numeric for {task}; it has strings. Use "
             "task='classification' (`--task classification`), or choose another target."
         )
-    elif task == "counts" and not ((values >= 0) & (values == np.round(values))).all():
+    elif task == "counts" and not (counts := (values >= 0) & (values == np.round(values))).all():
+        row = int(counts.argmin())
         raise InputError(
-            f"the target {target!r} must have integers of at least 0 for counts; it has other "
-            "numbers. Use task='regression' (`--task regression`)."
+            f"the target {target!r} must have integers of at least 0 for counts; it has "
+            f"{values[row]:g} in {table.describe_row(row)}. Correct such rows, or use "
+            "task='regression' (`--task regression`)."
         )
     return task
 
