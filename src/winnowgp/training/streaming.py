@@ -57,9 +57,9 @@ _CONTENDERS = 32
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW = 1e-3, 0.05, 3
 # Nats per remembered observation that a step of the hyper-parameters must be expected to gain, by
-# the curvature that earlier batches have seen, and the number of steps that are kept of them. Of 140
-# gradients in a stream of twenty batches this leaves 80, at the same density on average (concrete,
-# seeds 0 to 5).
+# the curvature that earlier batches have seen, and the number of steps that are kept of them. Of
+# 140 gradients in a stream of twenty batches this leaves 80, at the same density on average
+# (concrete, seeds 0 to 5).
 _EXPECTED, _STEPS = 1e-3, 10
 # Iterations for hyper-parameters, and for locations. A few in every batch predict later batches
 # better than an optimum now and then: rows of a sorted stream are not typical of all.
