@@ -13,6 +13,10 @@ def test_public_name_is_listed_and_found(name: str) -> None:
     assert getattr(winnowgp, name) is not None
 
 
+def test_dir_lists_public_names_only() -> None:
+    assert dir(winnowgp) == sorted(winnowgp.__all__)
+
+
 @pytest.mark.parametrize("package", winnowgp._NAMES)
 def test_top_level_name_is_public_in_its_package(package: str) -> None:
     """Type checkers find top-level names among the public names of the packages."""

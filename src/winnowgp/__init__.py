@@ -65,4 +65,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, whether they have been imported or not."""
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
