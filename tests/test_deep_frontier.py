@@ -45,13 +45,28 @@ def test_frontier_table_judges_means_and_single_splits() -> None:
         # Larger than the chosen one, and not a setting.
         rows.append(row("selected", seed, (50, 50), 50.0, 3.0, chosen=False))
     found = cells(frontier.frontier_table(rows))
-    result = found["selected (the result): **9, 9; 9, 9**"]
+    result = found["selected, second smallest: **9, 9; 9, 9**"]
     assert result[2:4] == ["6 (5 to 7)", "1.125"]
     # The mean of the pair, 1.1, is lower; on the second split its 1.2 is higher than 1.15.
     assert result[-1] == "none; on 1 of 2 splits"
-    beaten = found["selected, first smaller: **4, 4; 4, 4**"][-1]
+    beaten = found["selected, smallest: **4, 4; 4, 4**"][-1]
     assert beaten == "10, 10 · 8, 20; on 2 of 2 splits"
     assert "50, 50" not in frontier.frontier_table(rows)
+
+
+def test_settings_count_from_the_smallest_model_of_each_fit() -> None:
+    rows = [row("selected", 3, (9, 9), 6.0, 1.1, chosen=True)]
+    rows += [row("selected", seed, (5, 5), 5.0, 1.0, chosen=seed == 4) for seed in (3, 4)]
+    rows += [row("selected", seed, (2, 2), 3.0, 0.9, chosen=False) for seed in (3, 4)]
+    sizes = {
+        name: [(r["seed"], r["sizes"]) for r in group]
+        for name, group in frontier.settings(rows).items()
+    }
+    assert sizes == {
+        "selected, smallest": [(3, (2, 2)), (4, (2, 2))],
+        "selected, second smallest": [(3, (5, 5)), (4, (5, 5))],
+        "selected, third smallest": [(3, (9, 9))],
+    }
 
 
 def test_gain_table_pairs_models_of_the_same_sizes_and_split() -> None:
