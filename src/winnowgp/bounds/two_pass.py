@@ -21,7 +21,7 @@ formed with w_i/(s_i + σ²), and those with w_i/(s_i + σ²)², their derivativ
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -71,6 +71,8 @@ class BoundGradient:
     """Gradient with respect to the parameters of the prior mean."""
     kernel: tuple[Tensor, ...]
     """Gradient with respect to kernel parameters and inducing points, in the kernel's order."""
+    information: Float[Tensor, "q q"] | None = None
+    """Average information of the noise and the kernel parameters, if it was asked for."""
 
 
 @torch.no_grad()
@@ -372,6 +374,7 @@ def evidence_gradient(
     mean: ChunkedMean,
     noise: TargetNoise,
     groups: Sequence[TargetGroup] | None = None,
+    products: Callable[[Tensor], Tensor] | None = None,
 ) -> BoundGradient:
     """Return the exact log evidence and its gradient; O(N³) for each group of targets.
 
@@ -382,12 +385,20 @@ def evidence_gradient(
     noise s_i + σ², with s known; with weights it is divided by w_i, and `weight_correction` is
     added. Targets with other noise, or missing in other rows, have an A of their own.
 
+    The average information is the mean of the negative Hessian and its expectation, the Fisher
+    information ½ tr A⁻¹A_i A⁻¹A_j, where A is linear in the parameters (Gilmour, Thompson and
+    Cullis 1995). Its expectation is the Fisher information as well, and it costs O(N²) only:
+
+        I_ij = ½ Σ_p (A_i α_p)ᵀ A⁻¹ (A_j α_p),   A_i = ∂A/∂θ_i.
+
     Args:
         kernel: a kernel whose inducing points are the rows of `block`.
         block: all rows.
         mean: prior mean.
         noise: σ², one for all targets or one each.
         groups: groups of targets, as `RowBlocks` has them; all in one by default.
+        products: the products of ∂K_ff/∂θ_i with vectors, for all kernel parameters, if the average
+            information is to be returned. It is where all targets have the same noise in all rows.
 
     Raises:
         NotPositiveDefiniteError: A cannot be factorised.
@@ -397,6 +408,7 @@ def evidence_gradient(
     parts = noise_groups(groups, noise, separate=True)
     only = len(parts) == 1 and groups[0].complete
     total, values, slopes, alphas = K if only else torch.zeros_like(K), [], [], []
+    information = None
     for part in parts:
         rows = part.rows(block, centred)
         Y, weights, variance = rows.Y, block.weights, rows.variance
@@ -416,6 +428,11 @@ def evidence_gradient(
         A_inverse = torch.cholesky_inverse(L, out=L).mT
         alpha = A_inverse @ Y
         value = -0.5 * (N * P * log(2 * pi) + P * log_det + (Y * alpha).sum())
+        if products is not None and only and noise.dim() == 0:
+            own = alpha if weights is None else alpha / weights[:, None]
+            moved = torch.cat([own[None], products(alpha)]).mT.flatten(0, 1)
+            weighed = (moved @ A_inverse).unflatten(0, (-1, P))
+            information = 0.5 * torch.einsum("ipn,jpn->ij", weighed, moved.unflatten(0, (-1, P)))
         gradient = A_inverse.addmm_(alpha, alpha.mT, beta=-0.5 * P, alpha=0.5)
         slope = gradient.diagonal().sum()
         if weights is not None:
@@ -438,4 +455,5 @@ def evidence_gradient(
         gathered_noise(noise, slopes),
         mean.pulled(),
         kernel.gradient(kernel.pulled(), total),
+        information,
     )

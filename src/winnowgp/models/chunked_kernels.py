@@ -127,8 +127,16 @@ def _autograd_part(kernel: Kernel, Z: Float[Tensor, "M D"]) -> tuple[ChunkedKern
     return AutogradChunks(kernel, Z=points, parameters=[*parameters, points]), parameters
 
 
+class DifferentiableChunks(ChunkedKernel):
+    """A kernel whose derivatives in its parameters can be multiplied with vectors."""
+
+    @abstractmethod
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        """Return (∂K_uu/∂θ_i) v for each parameter θ_i, in the order of `gradient`."""
+
+
 @final
-class StationaryChunks(ChunkedKernel):
+class StationaryChunks(DifferentiableChunks):
     """An RBF or Matérn kernel, with a closed-form gradient in (s, ℓ, Z).
 
     With φ(x) = [x, x², 1] and w = 1/ℓ² the scaled squared distances are linear in fixed features,
@@ -229,6 +237,16 @@ class StationaryChunks(ChunkedKernel):
         factor = self._profile.steepness
         return d_log_s / self._s, -2 * factor * self._w * d_w / self._l, factor * d_Z
 
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        # ∂K/∂ℓ_d = γ w_d/ℓ_d · (K ∘ ρ) ∘ (z_d − z'_d)², whose square is expanded.
+        (M, P), Z = v.shape, self._Z.mT[:, :, None]
+        moved = torch.cat([v[None], Z * v, Z.square() * v])
+        moved = (self._weighed @ moved.permute(1, 0, 2).reshape(M, -1)).unflatten(1, (-1, P))
+        constant, first, second = moved.permute(1, 0, 2).split([1, len(Z), len(Z)])
+        factor = self._profile.steepness * self._w / self._l
+        lengths = factor[:, None, None] * (Z * (Z * constant - 2 * first) + second)
+        return torch.cat([(self._Kuu @ v / self._s)[None], lengths])
+
     def _zero(self) -> None:
         self._pulled = self._Z.new_zeros(self._coefficients.shape)
         self._pulled_log_s = self._Z.new_zeros(())
@@ -251,7 +269,7 @@ class StationaryChunks(ChunkedKernel):
 
 
 @final
-class LinearChunks(ChunkedKernel):
+class LinearChunks(DifferentiableChunks):
     """k(x, z) = Σ_d v_d x_d z_d, with a closed-form gradient in (v, Z).
 
     The pull-back of G = ∂F/∂K_uf is G X, an M × D matrix.
@@ -306,6 +324,10 @@ class LinearChunks(ChunkedKernel):
         points = uu @ self._Z
         d_v = d_v + (self._Z * (rows + points)).sum(0)
         return d_v, self._v * (rows + 2 * points)
+
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        # ∂K/∂v_d = z_d z_dᵀ
+        return self._Z.mT[:, :, None] * (self._Z.mT @ v)[:, None]
 
     def _zero(self) -> None:
         self._pulled = torch.zeros_like(self._Z)
@@ -373,8 +395,14 @@ class _CombinedChunks(ChunkedKernel):
 
 
 @final
-class SummedChunks(_CombinedChunks):
+class SummedChunks(_CombinedChunks, DifferentiableChunks):
     """A sum of kernels at the same inducing points."""
+
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        parts = [part for part in self._parts if isinstance(part, DifferentiableChunks)]
+        if len(parts) < len(self._parts):
+            raise TypeError("every term of the sum must be a StationaryChunks or LinearChunks.")
+        return torch.cat([part.products(v) for part in parts])
 
     def pull_uf(
         self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]

@@ -5,7 +5,7 @@ the parameters themselves, for zero means and sums of RBF, Matérn and linear ke
 autograd through GPyTorch's constraints and kernels takes longer than the bound.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
@@ -16,7 +16,7 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
+from winnowgp.bounds.row_blocks import RowBlocks
 from winnowgp.bounds.two_pass import (
     BoundGradient,
     evidence_gradient,
@@ -25,6 +25,7 @@ from winnowgp.bounds.two_pass import (
 )
 from winnowgp.models.autograd_chunks import AutogradMean
 from winnowgp.models.chunked_kernels import (
+    DifferentiableChunks,
     LinearChunks,
     StationaryChunks,
     SummedChunks,
@@ -90,13 +91,23 @@ class ParametricBound:
 
         return WithGradient.apply(evaluate, noise, *more, *inputs)
 
-    def gradient(self, kernel: ChunkedKernel, *, noise: TargetNoise) -> BoundGradient:
-        """Return the bound with a mean of zero and its gradient, at any kernel and noise."""
+    def gradient(self, kernel: DifferentiableChunks, *, noise: TargetNoise) -> BoundGradient:
+        """Return the bound with a mean of zero and its gradient, at any kernel and noise.
+
+        That of the exact evidence has the average information as well.
+        """
         mean = AutogradMean(ZeroMean(), parameters=())
         if not self.exact:
             return two_pass_bound(kernel, self.blocks, mean=mean, noise=noise, dtype=self.dtype)
         (block,) = self.blocks
-        return evidence_gradient(kernel, block, mean=mean, noise=noise, groups=self.blocks.groups)
+        return evidence_gradient(
+            kernel,
+            block,
+            mean=mean,
+            noise=noise,
+            groups=self.blocks.groups,
+            products=kernel.products,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,19 @@ class _Term:
     """The raw lengthscales, or variances of a linear kernel."""
     scale: Tensor | None
     """The raw variance of the ScaleKernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGradient:
+    """A bound, and its gradient in the values of the parameters."""
+
+    value: Float[Tensor, ""]
+    """The bound in nats."""
+    parameters: dict[int, Tensor]
+    """Gradient in the values of noise and kernel parameters, by the raw parameter's identity."""
+    locations: Float[Tensor, "M D"]
+    information: Float[Tensor, "n n"] | None
+    """Average information of the same parameters, in the same order; of the evidence only."""
 
 
 @final
@@ -137,6 +161,12 @@ class ClosedForm:
             return None
         return cls(bound, terms)
 
+    @property
+    def has_information(self) -> bool:
+        """Whether `gradient` returns the average information as well."""
+        groups = self._bound.blocks.groups
+        return self._bound.exact and len(groups) == 1 and groups[0].complete
+
     def values(self) -> dict[int, Tensor]:
         """Return the current value of each kernel parameter and of the noise, by identity.
 
@@ -150,9 +180,7 @@ class ClosedForm:
             if constraint is not None
         }
 
-    def gradient(
-        self, values: Mapping[int, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[int, Tensor], Float[Tensor, "M D"]]:
+    def gradient(self, values: Mapping[int, Tensor]) -> ParameterGradient:
         """Return the bound in nats, and its gradient in these values and in the locations.
 
         Args:
@@ -164,21 +192,37 @@ class ClosedForm:
         kernel = parts[0] if len(parts) == 1 else SummedChunks(parts, dtype=dtype or Z.dtype)
         result = self._bound.gradient(kernel, noise=noise[0])
         *gradients, Z_gradient = result.kernel
-        each, known = iter(gradients), {self._noise: result.noise[None]}
+        known = self._gathered([result.noise[None], *(part.reshape(-1) for part in gradients)])
+        if self._rows is not None:
+            Z_gradient = torch.zeros_like(self._bound.model.candidates)
+        information = result.information
+        if information is not None:
+            sizes = [1, *(part.numel() for part in gradients)]
+            for _ in range(2):
+                rows = self._gathered(information.split(sizes))
+                information = torch.cat(list(rows.values())).mT
+        return ParameterGradient(result.value, known, Z_gradient, information)
+
+    def _gathered(self, parts: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Return gradients by the raw parameter from those of the noise and of the bound's kernel.
+
+        Columns that share a lengthscale or a variance have the sum of their gradients.
+        """
+        noise, *others = parts
+        each, known = iter(others), {self._noise: noise}
         for term in self._terms:
             if term.profile is not None:
                 variance = next(each)
                 if term.scale is not None:
-                    known[id(term.scale)] = variance[None]
+                    known[id(term.scale)] = variance
             own = next(each)
-            known[id(term.own)] = own if term.own.numel() == len(own) else own.sum()[None]
-        if self._rows is not None:
-            Z_gradient = torch.zeros_like(self._bound.model.candidates)
-        return result.value, known, Z_gradient
+            shared = term.own.numel() < len(own)
+            known[id(term.own)] = own.sum(0, keepdim=True) if shared else own
+        return known
 
     def _chunks(
         self, term: _Term, Z: Float[Tensor, "M D"], values: Mapping[int, Tensor]
-    ) -> ChunkedKernel:
+    ) -> LinearChunks | StationaryChunks:
         own, dtype = values[id(term.own)].expand(Z.shape[1]), self._bound.dtype
         if term.profile is None:
             return LinearChunks(Z=Z, variances=own, dtype=dtype)

@@ -85,8 +85,27 @@ class ClosedObjective:
             count = dict(self._learnt).get(name, len(value))
             self._constant -= count * (log(width) + 0.5 * log(2 * pi))
 
+    @property
+    def has_information(self) -> bool:
+        """Whether this is the evidence of targets with one noise variance, and its parameters."""
+        return self._form.has_information and not len(self._scale)
+
     def __call__(self, x: Float[Tensor, " n"]) -> tuple[float, Float[Tensor, " n"]]:
-        """Return nats and their gradient; the model must have the coordinates x already.
+        """Return nats and their gradient; locations must be those of the model.
+
+        Raises:
+            NotPositiveDefiniteError: the bound cannot be computed there.
+        """
+        value, gradient, _ = self.informed(x)
+        return value, gradient
+
+    def informed(
+        self, x: Float[Tensor, " n"]
+    ) -> tuple[float, Float[Tensor, " n"], Float[Tensor, "q q"] | None]:
+        """Return nats, their gradient, and the average information of the exact evidence.
+
+        The information includes the curvature of the priors; with it a Newton step approaches the
+        maximum. It is None for the bound of inducing points.
 
         Raises:
             NotPositiveDefiniteError: the bound cannot be computed there.
@@ -95,16 +114,25 @@ class ClosedObjective:
         value = self._lower + slope
         parts = zip(self._learnt, value.split(self._sizes), strict=True)
         values = {**self._values, **{name: part for (name, _), part in parts}}
-        nats, gradients, locations = self._form.gradient(values)
+        bound = self._form.gradient(values)
         log_value = torch.minimum(value.log(), self._cap)
         z = (log_value - self._mean) / self._width
         prior = (0.5 * z.square() + log_value) @ self._has
         below = self._has * (log_value < self._cap)
-        gradient = torch.cat([gradients[name] for name, _ in self._learnt])
+        gradient = torch.cat([bound.parameters[name] for name, _ in self._learnt])
         gradient = (gradient - below * (z / self._width + 1) / value) * slope
         if len(self._scale):
-            gradient = torch.cat([gradient, locations.flatten() * self._scale])
-        return (nats - prior).item() + self._constant, gradient
+            gradient = torch.cat([gradient, bound.locations.flatten() * self._scale])
+        information = bound.information
+        if information is not None:
+            positions, count = {}, 0
+            for name, part in bound.parameters.items():
+                positions[name] = torch.arange(count, count + len(part))
+                count += len(part)
+            index = torch.cat([positions[name] for name, _ in self._learnt])
+            information = information[index[:, None], index] * torch.outer(slope, slope)
+            information.diagonal().add_(below * (slope / (self._width * value)).square())
+        return (bound.value - prior).item() + self._constant, gradient, information
 
 
 Priors = dict[int, tuple[float, float, float]]

@@ -27,7 +27,6 @@ from winnowgp.training.hyperparameters import (
     Initialization,
     affordable,
     maximise_evidence,
-    optimise_evidence,
 )
 from winnowgp.training.initialization import (
     is_complete,
@@ -39,6 +38,7 @@ from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.local_evidence import maximise_local_evidence
 from winnowgp.training.optima import Optimum
 from winnowgp.training.schedules import TrainingContext
+from winnowgp.training.scoring import optimise_evidence
 from winnowgp.typing import Mask
 
 _Decision = TypeVar("_Decision")

@@ -24,13 +24,12 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.greedy import pivoted_cholesky
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import log_prior
-from winnowgp.training.budget import DENSE, Budget, dense_work
+from winnowgp.training.budget import Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     column_spread,
@@ -53,6 +52,7 @@ from winnowgp.training.optima import (
     distinct_optima,
     has_lost,
 )
+from winnowgp.training.scoring import optimise_evidence
 
 # Rows of the first stages; further stages have four times as many.
 STAGES = (250, 500, 1000)
@@ -146,8 +146,9 @@ def maximise_evidence(
         most = 1 if count > 4 * STAGES[-1] else 3
         ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
         if count <= STAGES[-1] and linear_gain is None:
-            # Fewer rows may have no optimum near the best one of these.
-            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
+            # Fewer rows may have no optimum near the best one of these, with any kernel.
+            kernels = dict.fromkeys([ranked[0].kernel, *range(len(models))])
+            ranked += search.optimise([search.fresh(kernel) for kernel in kernels], count)
             ranked.sort(key=descending)
     late = linear_term and search.is_late()
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
@@ -286,7 +287,7 @@ class _Search(Generic[Model]):
         stop = affordable(stop, 1.15 * dense_work(model, rows), self.budget, self.checkpoint_log)
         maximum = optimise_evidence(model, rows, stop, self.checkpoint_log, start.curvature)
         self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
-        return _optimum(start, maximum, rows, stop)
+        return _optimum(start, maximum, rows)
 
     def _optimise_sparse(
         self, start: Start[Model], rows: Dataset, stop: Stop, *, close: float = _CLOSE
@@ -334,7 +335,7 @@ class _Search(Generic[Model]):
         self.budget.spend(maximum.iterations * cost)
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
         maximum = replace(maximum, value=_value(model, rows))
-        optimum = _optimum(start, maximum, rows, stop)
+        optimum = _optimum(start, maximum, rows)
         return optimum, optimum.evidence - bound <= _LEFT * rows.observations
 
     def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
@@ -425,33 +426,6 @@ def affordable(stop: Stop, cost: float, budget: Budget, checkpoint_log: Checkpoi
     return replace(stop, iterations=min(stop.iterations, max(_LEAST, iterations)))
 
 
-def optimise_evidence(
-    model: InducingModel,
-    rows: Dataset,
-    stop: Stop,
-    checkpoint_log: CheckpointLog,
-    curvature: Curvature | None = None,
-) -> Maximum:
-    """Maximise the evidence of the rows in place; −∞ where it cannot be computed.
-
-    Args:
-        curvature: that of an optimisation which ended here, to which this one adds.
-    """
-    try:
-        objective = model.dense_bound(rows)
-        with threads_for(DENSE * rows.N**3):
-            return maximise_elbo(
-                model,
-                rows.X,
-                objective=objective,
-                stop=stop,
-                checkpoint_log=checkpoint_log,
-                curvature=curvature,
-            )
-    except TrainingError:
-        return Maximum(rows.X.new_empty(0), -inf, 0, 0)
-
-
 @torch.no_grad()
 def _value(model: InducingModel, rows: Dataset) -> float:
     """Return the evidence of the rows without its gradient; −∞ where it cannot be computed."""
@@ -471,7 +445,7 @@ def _objective(model: InducingModel, rows: Dataset) -> float:
         return _value(model, rows) + log_prior(model).item()
 
 
-def _optimum(start: Start[Model], maximum: Maximum, rows: Dataset, stop: Stop) -> Optimum[Model]:
+def _optimum(start: Start[Model], maximum: Maximum, rows: Dataset) -> Optimum[Model]:
     """Return the optimum at which an optimisation of the model of `start` has ended."""
     with torch.no_grad():
         prior = log_prior(start.model).item()
@@ -481,7 +455,7 @@ def _optimum(start: Start[Model], maximum: Maximum, rows: Dataset, stop: Stop) -
         rows.observations,
         start.kernel,
         prior,
-        maximum.iterations < stop.iterations,
+        maximum.converged,
         maximum.recent_gain,
         start.curvature,
     )

@@ -23,10 +23,10 @@ from winnowgp.training.adam import Adam, Gradient, Minibatches
 from winnowgp.training.callbacks import Callbacks, Progress
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.cuda_graphs import CapturedPass, captured_pass
-from winnowgp.training.hyperparameters import optimise_evidence
 from winnowgp.training.initialization import noise_of, set_noise, trainable_lengthscales
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import TrainingContext, training_context
+from winnowgp.training.scoring import optimise_evidence
 from winnowgp.typing import Scalar
 
 # Number of times that a natural-gradient step is shortened before it is skipped.

@@ -81,7 +81,9 @@ class Maximum:
     """Nats that the last `Stop.window` iterations gained, if the largest number of iterations ended
     the optimisation; 0 if it converged."""
     recent_gain: float = 0.0
-    """Nats that the last four iterations gained."""
+    """Nats that the last iterations gained, four of L-BFGS."""
+    converged: bool = True
+    """Whether the optimisation ended before its largest number of iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,15 @@ def maximise(
     if len(trace) > max(stop.iterations, 1):
         last_gain = trace[-1] - trace[max(0, len(trace) - 1 - stop.window)]
     recent = trace[-1] - trace[max(0, len(trace) - 1 - _RECENT)]
-    return Maximum(path.point.x, path.point.value, len(trace) - 1, line.rejected, last_gain, recent)
+    return Maximum(
+        path.point.x,
+        path.point.value,
+        iterations=len(trace) - 1,
+        rejected=line.rejected,
+        last_gain=last_gain,
+        recent_gain=recent,
+        converged=len(trace) <= stop.iterations,
+    )
 
 
 @final
