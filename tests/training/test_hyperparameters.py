@@ -453,6 +453,19 @@ def test_evidence_fresh_start_finds_the_optimum_that_fewer_rows_miss(monkeypatch
     assert found == pytest.approx(best, abs=0.1)
 
 
+def test_evidence_every_kernel_is_started_anew_with_all_rows(monkeypatch) -> None:
+    rows = drawn(150, 0.5, 0.1)
+    kernels = [ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel(nu=2.5))]
+    best = compared(rows, kernels[1]).optima[0].evidence
+    monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 200))
+    # Fewer rows lead to no optimum of the second kernel.
+    monkeypatch.setattr(hyperparameters._Search, "other_kernels", lambda search, ranked, count: [])
+    start = hyperparameters.Start(SparseGP(kernels[0], rows.X[:0], noise=1.0), 0)
+    monkeypatch.setattr(hyperparameters._Search, "continued", lambda search, ranked: [start])
+    found = [optimum for optimum in compared(rows, *kernels).optima if optimum.kernel == 1]
+    assert found[0].evidence == pytest.approx(best, abs=0.1)
+
+
 def test_starting_points_keep_equal_terms_apart() -> None:
     rows = data(N=20, D=2)
     first, second = RBFKernel(ard_num_dims=2), RBFKernel(ard_num_dims=2)
