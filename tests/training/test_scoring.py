@@ -199,7 +199,6 @@ def test_scoring_long_steps_are_limited() -> None:
 
 def test_optimise_evidence_that_cannot_be_computed_is_minus_infinity() -> None:
     data = rows()
-    base = RBFKernel()
-    gp = model(ScaleKernel(base), data)
-    base.raw_lengthscale.data.fill_(float("nan"))
+    gp = model(ScaleKernel(RBFKernel()), data)
+    gp.kernel.get_parameter("base_kernel.raw_lengthscale").data.fill_(float("nan"))
     assert optimise_evidence(gp, data, Stop(), LOG).value == -inf
