@@ -18,6 +18,7 @@ from winnowgp.errors import MissingExtraError
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = {page.name: page for page in sorted(DOCS.glob("*.md"))}
+PAGES |= {f"benchmarks/{page.name}": page for page in sorted((DOCS / "benchmarks").glob("*.md"))}
 PAGES["contributing.md"] = ROOT / "CONTRIBUTING.md"
 # Pages that take more than a few seconds.
 SLOW = {
