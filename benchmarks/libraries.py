@@ -304,7 +304,7 @@ def summary(rows: Sequence[Row]) -> str:
     gaps, lines = differences(rows, "log_density"), {}
     usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
     header = ["method", ">splits", ">test log density", ">minus ours", ">RMSE", ">90 % hold"]
-    header += [">fit, CPU s", ">10,000 predictions, CPU s", ">memory, MB", ">points"]
+    header += [">fit, CPU s", ">predict, CPU s", ">memory, MB", ">points"]
     for (table, method), own in grouped(sorted(rows, key=_order), "table", "method").items():
         good = [row for row in own if "error" not in row]
         each = lines.setdefault(f"### {table}: {own[0]['N']:,} training rows", [])
@@ -316,13 +316,12 @@ def summary(rows: Sequence[Row]) -> str:
             values = [row[column] for row in good if row.get(column) is not None]
             return f"{mean(values):.{digits}f}" if values else ""
 
-        compared = gaps.get((table, method), [])
         each.append(
             [
                 f"`{method}`",
                 len(good),
                 shown("log_density", 3),
-                f"{mean(compared):+.3f} ({verdict(compared)})" if compared else "",
+                _difference(gaps.get((table, method), [])),
                 shown("rmse", 3),
                 shown("coverage_90", 3),
                 cost(own, usual),
@@ -332,6 +331,14 @@ def summary(rows: Sequence[Row]) -> str:
             ]
         )
     return "\n\n".join(f"{title}\n\n{markdown(header, each)}" for title, each in lines.items())
+
+
+def _difference(gaps: Sequence[float]) -> str:
+    """Return the mean of the differences, in bold if it is higher or lower than zero."""
+    if not gaps:
+        return ""
+    text = f"{mean(gaps):+.3f}"
+    return f"**{text}**" if verdict(gaps) in ("higher", "lower") else text
 
 
 def _order(row: Row) -> tuple[int, int]:

@@ -83,8 +83,17 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     title, _, _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
     assert title == "### energy: 691 training rows"
     assert ours.startswith("| `winnowgp` | 2 | 0.200 |")
-    assert catboost.startswith("| `catboost` | 1 | -0.200 | -0.300 (one split) |")
+    assert catboost.startswith("| `catboost` | 1 | -0.200 | -0.300 |")
     assert "more than 5 CPU s" in ngboost
+
+
+def test_summary_has_clear_differences_in_bold() -> None:
+    rows = [row("winnowgp", s, 1.0) for s in (20, 21)]
+    rows += [row("catboost", 20, 0.5), row("catboost", 21, 0.51)]
+    rows += [row("ngboost", 20, 0.5), row("ngboost", 21, 1.5)]
+    lines = libraries.summary(rows).splitlines()
+    assert lines[-2].startswith("| `catboost` | 2 | 0.505 | **-0.495** |")
+    assert lines[-1].startswith("| `ngboost` | 2 | 1.000 | +0.000 |")
 
 
 def test_summary_has_a_section_per_table() -> None:
