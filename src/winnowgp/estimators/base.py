@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -380,7 +380,8 @@ def documented(cls: Class) -> Class:
     """Complete the docstring of an estimator with those of its base classes.
 
     Each class documents the arguments and fitted attributes that it declares itself. Those of its
-    bases follow, unless the class describes them anew.
+    bases follow, unless the class describes them anew. Arguments are listed in the order of the
+    signature.
 
     >>> class Base:
     ...     '''A base.
@@ -395,12 +396,13 @@ def documented(cls: Class) -> Class:
     ...     Args:
     ...         b: another number.
     ...     '''
+    ...     def __init__(self, a, b): ...
     >>> print(Derived.__doc__)
     A derived class.
     <BLANKLINE>
     Args:
-        b: another number.
         a: a number.
+        b: another number.
     """
     description, examples = _SECTION.sub("", _own_docstring(cls)), ""
     if begin := _EXAMPLES.search(description):
@@ -411,6 +413,8 @@ def documented(cls: Class) -> Class:
         for base in cls.__mro__:
             for name, text in _entries(base, title).items():
                 entries.setdefault(name, text)
+        order = list(signature(cls).parameters) if title == "Args" else []
+        entries = {name: entries[name] for name in order if name in entries} | entries
         if entries:
             blocks.append(f"{title}:\n{''.join(entries.values())}".rstrip())
     cls.__doc__ = "\n\n".join([*blocks, *([examples.strip()] if examples else [])])
