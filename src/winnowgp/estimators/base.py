@@ -23,7 +23,7 @@ from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
-from winnowgp.estimators.rows import dates_as_days, refuse_source, tensor
+from winnowgp.estimators.rows import dates_as_days, explained_inputs, refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
@@ -251,7 +251,9 @@ class BaseGP(BaseEstimator, ABC):
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
         refuse_source(X)
-        X = validate_data(self, dates_as_days(X), dtype=np.float64, reset=False)
+        X = dates_as_days(X)
+        with explained_inputs(X):
+            X = validate_data(self, X, dtype=np.float64, reset=False)
         return self._x_scaler.forward(tensor(X)).to(posterior_device(self.posterior_))
 
     @torch.no_grad()
