@@ -47,8 +47,8 @@ def calibration(quantiles: Values, y: Values) -> Row:
 
 
 def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """Return a heading and a Markdown table for some intervals: their mean coverage over the rows of
-    each group, a line per method and a column per table."""
+    """Return a heading and a Markdown table of the mean coverage of each interval that is shown: a
+    line per method and a column per table."""
     tables, methods = _names(groups)
 
     def covered(table: str, method: str, share: float) -> str:
