@@ -216,9 +216,7 @@ def test_draws_that_cannot_be_computed_are_left_out(monkeypatch) -> None:
 
 
 def test_truncated_weights_and_strata() -> None:
-    weights = laplace._tempered_weights(
-        torch.tensor([0.0, log(7.0), 0.0, 0.0]).double(), effective=2
-    )
+    weights = laplace._tempered_weights(torch.tensor([0.0, log(7.0), 0.0, 0.0]).double(), 2)
     # Truncated to √4 times the mean.
     torch.testing.assert_close(weights, torch.tensor([1, 5, 1, 1]).double() / 8)
     key = torch.tensor([4.0, 3.0, 1.0, 2.0]).double()
@@ -228,9 +226,9 @@ def test_truncated_weights_and_strata() -> None:
 def test_weights_of_one_draw_are_tempered() -> None:
     log_weights = torch.linspace(-3, 0, 128).double()
     log_weights[-1], log_weights[0] = 9.0, -torch.inf
-    weights = laplace._tempered_weights(log_weights)
-    # As many effective draws as members, in the same order; without temper they are 1.6.
-    assert 1 / weights.square().sum().item() == pytest.approx(laplace.MEMBERS, rel=1e-3)
+    weights = laplace._tempered_weights(log_weights, 16)
+    # So many effective draws, in the same order.
+    assert 1 / weights.square().sum().item() == pytest.approx(16, rel=1e-3)
     assert (weights.diff() > 0).all()
     assert weights[0] == 0
     # A power of the weights, of those that are not truncated.
@@ -239,9 +237,9 @@ def test_weights_of_one_draw_are_tempered() -> None:
     assert 0 < power[0] < 1
 
 
-def test_weights_of_fewer_draws_than_members_are_equal() -> None:
+def test_weights_of_fewer_draws_are_equal() -> None:
     log_weights = torch.tensor([3.0, 0.0, 1.0, -torch.inf]).double()
-    weights = laplace._tempered_weights(log_weights)
+    weights = laplace._tempered_weights(log_weights, 16)
     expected = torch.tensor([1.0, 1, 1, 0]).double() / 3
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
 

@@ -156,7 +156,7 @@ def _weighted_draws(density: "LogDensity", *, seed: int) -> list[Float[Tensor, "
     nats = draws.new_tensor([density(x) for x in draws]) + laplace.added(draws)
     if not bool(nats.isfinite().any()):
         return []
-    weights = _tempered_weights(nats - log_proposal)
+    weights = _tempered_weights(nats - log_proposal, MEMBERS)
     # The noise comes last, if it is learnt.
     return list(draws[_strata(draws[:, -1], weights, MEMBERS)])
 
@@ -268,9 +268,7 @@ class LaplaceApproximation:
         return -0.5 * ((draws - self.fitted) @ self.directions).square() @ self.raised
 
 
-def _tempered_weights(
-    log_weights: Float[Tensor, " n"], *, effective: float = MEMBERS
-) -> Float[Tensor, " n"]:
+def _tempered_weights(log_weights: Float[Tensor, " n"], effective: int) -> Float[Tensor, " n"]:
     """Return importance weights that sum to one, of so many effective draws.
 
     Weights above √n times their mean are truncated to it. The weights w are then raised to the
