@@ -78,8 +78,8 @@ def check_rereadable(data: Path) -> None:
     """Raise an error if a table is a pipe: a fit reads its file several times."""
     if data == Path("-") or data.is_fifo():
         raise InputError(
-            f"`DATA` must be a file, because it is read several times; got {data}, a pipe. Save the "
-            "table to a file first."
+            f"`DATA` must be a file, because it is read several times; got {data}, a pipe. Save "
+            "the table to a file first."
         )
 
 
