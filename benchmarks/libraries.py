@@ -304,53 +304,61 @@ def summary(rows: Sequence[Row]) -> str:
     gaps, lines = differences(rows, "log_density"), {}
     usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
     header = ["method", ">splits", ">test log density", ">minus ours", ">RMSE", ">90 % hold"]
-    header += [">fit, CPU s", ">10,000 predictions, CPU s", ">memory, MB", ">points", "notes"]
+    header += [">fit, CPU s", ">predict, CPU s", ">memory, MB", ">points"]
     for (table, method), own in grouped(sorted(rows, key=_order), "table", "method").items():
         good = [row for row in own if "error" not in row]
         each = lines.setdefault(f"### {table}: {own[0]['N']:,} training rows", [])
         if not good:
-            each.append([method, 0, *[""] * 8, own[-1]["error"]])
+            each.append([f"`{method}`", 0, *[""] * 4, cost(own, usual), *[""] * 3])
             continue
 
         def shown(column: str, digits: int, good: list[Row] = good) -> str:
             values = [row[column] for row in good if row.get(column) is not None]
             return f"{mean(values):.{digits}f}" if values else ""
 
-        compared = gaps.get((table, method), [])
         each.append(
             [
-                method,
+                f"`{method}`",
                 len(good),
                 shown("log_density", 3),
-                f"{mean(compared):+.3f} ({verdict(compared)})" if compared else "",
+                _difference(gaps.get((table, method), [])),
                 shown("rmse", 3),
                 shown("coverage_90", 3),
-                shown("cpu_s", 1),
+                cost(own, usual),
                 shown("predict_s", 2),
                 shown("memory_mb", 0),
                 shown("size", 0),
-                notes(own, usual),
             ]
         )
     return "\n\n".join(f"{title}\n\n{markdown(header, each)}" for title, each in lines.items())
+
+
+def _difference(gaps: Sequence[float]) -> str:
+    """Return the mean of the differences, in bold if it is higher or lower than zero."""
+    if not gaps:
+        return ""
+    text = f"{mean(gaps):+.3f}"
+    return f"**{text}**" if verdict(gaps) in ("higher", "lower") else text
 
 
 def _order(row: Row) -> tuple[int, int]:
     return list(TABLES).index(row["table"]), list(ENVIRONMENTS).index(row["method"])
 
 
-def notes(rows: Sequence[Row], usual: str) -> str:
-    """Return what is particular about the fits of a method: failures, GPU, another processor.
+def cost(rows: Sequence[Row], usual: str) -> str:
+    """Return the mean CPU seconds of fits, or the seconds of a GPU; why fits failed, if all did.
 
     Args:
         rows: fits of one table by one method.
-        usual: the processor of most fits.
+        usual: the processor of most fits; seconds of another one have a star.
     """
-    texts = [row["error"] for row in rows if "error" in row][-1:]
-    for (name,), own in grouped((row for row in rows if "device" in row), "device").items():
-        texts.append(f"fit on one {name}, {mean(row['wall_s'] for row in own):.0f} s")
-    others = {row["processor"] for row in rows} - {usual}
-    return "; ".join([*texts, *sorted(others)])
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        return rows[-1]["error"]
+    if any("device" in row for row in good):
+        return f"{mean(row['wall_s'] for row in good if 'device' in row):.0f} on a GPU"
+    star = "*" if any(row["processor"] != usual for row in good) else ""
+    return f"{mean(row['cpu_s'] for row in good):.1f}{star}"
 
 
 def progress(rows: Sequence[Row], *, limit: int = LIMIT) -> str:

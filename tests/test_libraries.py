@@ -82,9 +82,18 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     rows.append({**failed, "error": "more than 5 CPU s"})
     title, _, _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
     assert title == "### energy: 691 training rows"
-    assert ours.startswith("| winnowgp | 2 | 0.200 |")
-    assert catboost.startswith("| catboost | 1 | -0.200 | -0.300 (one split) |")
+    assert ours.startswith("| `winnowgp` | 2 | 0.200 |")
+    assert catboost.startswith("| `catboost` | 1 | -0.200 | -0.300 |")
     assert "more than 5 CPU s" in ngboost
+
+
+def test_summary_has_clear_differences_in_bold() -> None:
+    rows = [row("winnowgp", s, 1.0) for s in (20, 21)]
+    rows += [row("catboost", 20, 0.5), row("catboost", 21, 0.51)]
+    rows += [row("ngboost", 20, 0.5), row("ngboost", 21, 1.5)]
+    lines = libraries.summary(rows).splitlines()
+    assert lines[-2].startswith("| `catboost` | 2 | 0.505 | **-0.495** |")
+    assert lines[-1].startswith("| `ngboost` | 2 | 1.000 | +0.000 |")
 
 
 def test_summary_has_a_section_per_table() -> None:
@@ -102,16 +111,19 @@ def test_coverage_tables_average_each_interval_by_method_and_table() -> None:
     }
     lines = calibration.coverage_tables(groups).splitlines()
     titles = [line for line in lines if line.startswith("#")]
-    assert titles == [f"### {share} % intervals" for share in (50, 90, 95, 99)]
+    assert titles == [f"### {share} % intervals" for share in (50, 90, 99)]
     start = lines.index("### 90 % intervals")
     assert lines[start + 2] == "| method | energy | concrete |"
-    assert lines[start + 4 : start + 6] == ["| winnowgp | 0.85 | |", "| catboost | | 0.80 |"]
+    assert lines[start + 4 : start + 6] == ["| `winnowgp` | 0.85 | |", "| `catboost` | | 0.80 |"]
 
 
-def test_notes_name_gpu_and_other_processor() -> None:
+def test_cost_names_gpu_and_other_processor() -> None:
     ours = {"cpu_s": 1.0, "device": "GPU", "wall_s": 61.2, "processor": "B"}
-    assert libraries.notes([ours], "A") == "fit on one GPU, 61 s; B"
-    assert libraries.notes([row("ngboost", 20, 0.1)], "A") == ""
+    assert libraries.cost([ours], "A") == "61 on a GPU"
+    fits = [row("ngboost", seed, 0.1, cpu_s=seconds) for seed, seconds in ((20, 1.0), (21, 2.0))]
+    assert libraries.cost(fits, "A") == "1.5"
+    assert libraries.cost(fits, "B") == "1.5*"
+    assert libraries.cost([{"error": "more than 5 CPU s"}], "A") == "more than 5 CPU s"
 
 
 def test_expected_seconds_follow_rows_and_inducing_points() -> None:
