@@ -80,7 +80,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as interruption:
-            resumable = options.get("checkpoint") is not None
+            folder = options.get("checkpoint")
+            resumable = folder is not None and folder.is_dir() and any(folder.iterdir())
             default = (
                 "run the same command again to resume from its checkpoint."
                 if resumable
