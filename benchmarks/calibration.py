@@ -13,6 +13,8 @@ Values = NDArray[np.float64]
 
 COVERAGE = (0.5, 0.9, 0.95, 0.99)
 """Probabilities of the central intervals."""
+SHOWN = (0.5, 0.9, 0.99)
+"""Those that the page shows."""
 DECILES = tuple(round(0.1 * i, 1) for i in range(1, 10))
 LEVELS = tuple(sorted({*DECILES, *(round(0.5 + s * c / 2, 4) for c in COVERAGE for s in (-1, 1))}))
 """Levels of the quantiles that coverage and histogram need."""
@@ -44,16 +46,27 @@ def calibration(quantiles: Values, y: Values) -> Row:
     return row
 
 
-def coverage_line(rows: Sequence[Row]) -> list[str]:
-    """Return the mean coverage of each interval over rows."""
-    return [f"{mean(r[f'coverage_{round(100 * share)}'] for r in rows):.3f}" for share in COVERAGE]
+def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
+    """Return a heading and a Markdown table of the mean coverage of each interval that is shown: a
+    line per method and a column per table."""
+    tables, methods = _names(groups)
+
+    def covered(table: str, method: str, share: float) -> str:
+        rows = groups.get((table, method), ())
+        return f"{mean(r[f'coverage_{round(100 * share)}'] for r in rows):.2f}" if rows else ""
+
+    header = ["method", *(f">{table}" for table in tables)]
+    parts = []
+    for share in SHOWN:
+        lines = [[f"`{m}`", *(covered(table, m, share) for table in tables)] for m in methods]
+        parts += [f"### {round(100 * share)} % intervals", markdown(header, lines)]
+    return "\n\n".join(parts)
 
 
-def coverage_table(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """Return a Markdown table of the mean coverage by method and group of tables."""
-    header = ["tables", "method", ">fits", *(f">{share:.0%} intervals" for share in COVERAGE)]
-    lines = [[*key, len(rows), *coverage_line(rows)] for key, rows in groups.items()]
-    return markdown([name.replace("%", " %") for name in header], lines)
+def _names(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> tuple[list[str], list[str]]:
+    """Return the tables and the methods of groups."""
+    tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    return tables, methods
 
 
 def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path) -> None:
@@ -62,7 +75,7 @@ def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path)
 
     from winnowgp.plots.style import COLOURS, save_figure, styled
 
-    tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    tables, methods = _names(groups)
     with styled():
         figure = Figure(figsize=(1.6 * len(tables) + 1, 0.75 * len(methods) + 0.6))
         axes = figure.subplots(len(methods), len(tables), squeeze=False, sharex=True, sharey=True)

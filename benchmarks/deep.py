@@ -49,7 +49,7 @@ from measure import (
     markdown,
     new_results,
     parser_of,
-    replace_section,
+    replace_sections,
     run_missing,
     table,
     timed,
@@ -243,11 +243,8 @@ def fits(arguments: argparse.Namespace) -> None:
             print({name: value for name, value in row.items() if name != "versions"}, flush=True)
     print(summary(list(runs)))
     if arguments.page:
-        page = RESULTS.parents[1] / "docs" / "benchmarks.md"
-        text = page.read_text(encoding="utf-8")
-        page.write_text(
-            replace_section(text, "deep-fits", page_table(list(runs))), encoding="utf-8"
-        )
+        pages = RESULTS.parents[1] / "docs" / "benchmarks"
+        replace_sections(pages / "deep.md", **{"deep-fits": page_table(list(runs))})
 
 
 def problem() -> tuple[DeepGP, Dataset]:
@@ -386,7 +383,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer candidates and steps")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS / "deep" / "fits.jsonl")
-    parser.add_argument("--page", action="store_true", help="write the table of docs/benchmarks.md")
+    parser.add_argument("--page", action="store_true", help="write the table of the page")
     arguments = parser.parse_args()
     if arguments.what == "step":
         step()

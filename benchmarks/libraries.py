@@ -1,6 +1,6 @@
 """Six tables, and what their owner could use: density, calibration, CPU seconds, memory.
 
-    make peers                            # install the peers, run what has no row, write the page
+    make peers                            # install the peers, run what has no row, write the pages
     python benchmarks/libraries.py --tables concrete --methods winnowgp catboost
     python benchmarks/libraries.py --methods winnowgp --again    # ours, of another source
     python benchmarks/libraries.py --tables protein --methods winnowgp --device cuda
@@ -36,9 +36,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from calibration import LEVELS, calibration, coverage_table, draw_histograms
+from calibration import LEVELS, calibration, coverage_tables, draw_histograms
 from libraries_plots import draw
-from measure import RESULTS, Row, grouped, markdown, mean, replace_section
+from measure import RESULTS, Row, grouped, markdown, mean, replace_sections
 from right_number_problems import TABLES, split_table
 from winnowgp.experiments.runs import Runs, versions
 
@@ -299,57 +299,66 @@ def losses(rows: Sequence[Row]) -> list[str]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Return a Markdown table with a line per table and method, means over splits."""
-    order = list(ENVIRONMENTS)
-    gaps, lines, last = differences(rows, "log_density"), [], None
+    """Return a heading and a Markdown table for each data table: a line per method, means over
+    splits."""
+    gaps, lines = differences(rows, "log_density"), {}
     usual = Counter(row["processor"] for row in rows).most_common(1)[0][0]
-    key_of = lambda row: (list(TABLES).index(row["table"]), order.index(row["method"]))  # noqa: E731
-    for (table, method), own in grouped(sorted(rows, key=key_of), "table", "method").items():
+    header = ["method", ">splits", ">test log density", ">minus ours", ">RMSE", ">90 % hold"]
+    header += [">fit, CPU s", ">predict, CPU s", ">memory, MB", ">points"]
+    for (table, method), own in grouped(sorted(rows, key=_order), "table", "method").items():
         good = [row for row in own if "error" not in row]
-        first = f"{table} ({own[0]['N']:,})" if table != last else ""
-        last = table
+        each = lines.setdefault(f"### {table}: {own[0]['N']:,} training rows", [])
         if not good:
-            lines.append([first, method, 0, *[""] * 8, own[-1]["error"]])
+            each.append([f"`{method}`", 0, *[""] * 4, cost(own, usual), *[""] * 3])
             continue
 
         def shown(column: str, digits: int, good: list[Row] = good) -> str:
             values = [row[column] for row in good if row.get(column) is not None]
             return f"{mean(values):.{digits}f}" if values else ""
 
-        compared = gaps.get((table, method), [])
-        lines.append(
+        each.append(
             [
-                first,
-                method,
+                f"`{method}`",
                 len(good),
                 shown("log_density", 3),
-                f"{mean(compared):+.3f} ({verdict(compared)})" if compared else "",
+                _difference(gaps.get((table, method), [])),
                 shown("rmse", 3),
                 shown("coverage_90", 3),
-                shown("cpu_s", 1),
+                cost(own, usual),
                 shown("predict_s", 2),
                 shown("memory_mb", 0),
                 shown("size", 0),
-                notes(own, usual),
             ]
         )
-    header = ["table (training rows)", "method", ">splits", ">test log density", ">minus ours"]
-    header += [">RMSE", ">90 % intervals hold", ">fit, CPU s", ">10,000 predictions, CPU s"]
-    return markdown([*header, ">memory, MB", ">points or neighbours", "notes"], lines)
+    return "\n\n".join(f"{title}\n\n{markdown(header, each)}" for title, each in lines.items())
 
 
-def notes(rows: Sequence[Row], usual: str) -> str:
-    """Return what is particular about the fits of a method: failures, GPU, another processor.
+def _difference(gaps: Sequence[float]) -> str:
+    """Return the mean of the differences, in bold if it is higher or lower than zero."""
+    if not gaps:
+        return ""
+    text = f"{mean(gaps):+.3f}"
+    return f"**{text}**" if verdict(gaps) in ("higher", "lower") else text
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return list(TABLES).index(row["table"]), list(ENVIRONMENTS).index(row["method"])
+
+
+def cost(rows: Sequence[Row], usual: str) -> str:
+    """Return the mean CPU seconds of fits, or the seconds of a GPU; why fits failed, if all did.
 
     Args:
         rows: fits of one table by one method.
-        usual: the processor of most fits.
+        usual: the processor of most fits; seconds of another one have a star.
     """
-    texts = [row["error"] for row in rows if "error" in row][-1:]
-    for (name,), own in grouped((row for row in rows if "device" in row), "device").items():
-        texts.append(f"fit on one {name}, {mean(row['wall_s'] for row in own):.0f} s")
-    others = {row["processor"] for row in rows} - {usual}
-    return "; ".join([*texts, *sorted(others)])
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        return rows[-1]["error"]
+    if any("device" in row for row in good):
+        return f"{mean(row['wall_s'] for row in good if 'device' in row):.0f} on a GPU"
+    star = "*" if any(row["processor"] != usual for row in good) else ""
+    return f"{mean(row['cpu_s'] for row in good):.1f}{star}"
 
 
 def progress(rows: Sequence[Row], *, limit: int = LIMIT) -> str:
@@ -401,24 +410,23 @@ def small_rows() -> list[Row]:
     ]
 
 
-def write_page(rows: list[Row]) -> None:
+def write_pages(rows: list[Row]) -> None:
     """Write tables and pictures into the documentation."""
     every, rows = rows, comparable(rows)
     good = [row for row in rows if "error" not in row]
-    key_of = lambda r: (list(TABLES).index(r["table"]), list(ENVIRONMENTS).index(r["method"]))  # noqa: E731
-    groups = grouped([*sorted(good, key=key_of), *small_rows()], "table", "method")
+    groups = grouped([*sorted(good, key=_order), *small_rows()], "table", "method")
     ours = {row["table"] for row in rows if row["method"] == "winnowgp"}
     # Others have nothing to be compared with yet.
     shown = [name for name in TABLES if name in ours]
     draw(rows, shown, DOCS / "images", value=partial(paired, rows))
     draw_histograms(groups, DOCS / "images" / "peers-pit.png")
-    pages = DOCS / "benchmarks.md"
-    page = pages.read_text(encoding="utf-8")
-    page = replace_section(page, "peers", f"{summary(rows)}\n\nVersions: {version_list(good)}.")
-    page = replace_section(page, "progress", progress(every))
-    page = replace_section(page, "losses", "\n".join(losses(good)))
-    page = replace_section(page, "calibration", coverage_table(groups))
-    pages.write_text(page, encoding="utf-8")
+    replace_sections(
+        DOCS / "benchmarks" / "libraries.md",
+        peers=f"{summary(rows)}\n\nVersions: {version_list(good)}.",
+        losses="\n".join(losses(good)),
+        progress=progress(every),
+    )
+    replace_sections(DOCS / "benchmarks" / "calibration.md", calibration=coverage_tables(groups))
 
 
 def _planned_seeds(
@@ -433,7 +441,7 @@ def _planned_seeds(
 
 
 def main() -> None:
-    """Parse the command line; run fits that have no row yet, or write the page."""
+    """Parse the command line; run fits that have no row yet, or write the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument(
@@ -445,11 +453,11 @@ def main() -> None:
     parser.add_argument("--python", help="interpreter that has all methods")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of torch")
     parser.add_argument("--again", action="store_true", help="repeat ours of another source")
-    parser.add_argument("--page", action="store_true", help="write the page, run nothing")
+    parser.add_argument("--page", action="store_true", help="write the pages, run nothing")
     arguments = parser.parse_args()
     runs = Runs(FILE)
     if arguments.page:
-        write_page(latest(runs))
+        write_pages(latest(runs))
         return
     options = {"limit": arguments.limit, "again": arguments.again}
     done = set(grouped((row for row in latest(runs) if is_final(row, **options)), *UNITS))

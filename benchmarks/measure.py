@@ -86,6 +86,14 @@ def replace_section(page: str, name: str, content: str) -> str:
     return page
 
 
+def replace_sections(path: Path, **contents: str) -> None:
+    """Write new contents of sections, given by name, into a page."""
+    page = path.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        page = replace_section(page, name, content)
+    path.write_text(page, encoding="utf-8")
+
+
 def grouped(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     """Return the rows by the values of some columns, in the order in which these first occur."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)

@@ -80,16 +80,50 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     failed = {"table": "energy", "seed": 20, "method": "ngboost", "N": 691, "processor": "A"}
     rows = [row("catboost", 20, -0.2), row("winnowgp", 20, 0.1), row("winnowgp", 21, 0.3)]
     rows.append({**failed, "error": "more than 5 CPU s"})
-    _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
-    assert ours.startswith("| energy (691) | winnowgp | 2 | 0.200 |")
-    assert catboost.startswith("| | catboost | 1 | -0.200 | -0.300 (one split) |")
+    title, _, _, _, ours, catboost, ngboost = libraries.summary(rows).splitlines()
+    assert title == "### energy: 691 training rows"
+    assert ours.startswith("| `winnowgp` | 2 | 0.200 |")
+    assert catboost.startswith("| `catboost` | 1 | -0.200 | -0.300 |")
     assert "more than 5 CPU s" in ngboost
 
 
-def test_notes_name_gpu_and_other_processor() -> None:
+def test_summary_has_clear_differences_in_bold() -> None:
+    rows = [row("winnowgp", s, 1.0) for s in (20, 21)]
+    rows += [row("catboost", 20, 0.5), row("catboost", 21, 0.51)]
+    rows += [row("ngboost", 20, 0.5), row("ngboost", 21, 1.5)]
+    lines = libraries.summary(rows).splitlines()
+    assert lines[-2].startswith("| `catboost` | 2 | 0.505 | **-0.495** |")
+    assert lines[-1].startswith("| `ngboost` | 2 | 1.000 | +0.000 |")
+
+
+def test_summary_has_a_section_per_table() -> None:
+    rows = [row("winnowgp", 20, 0.1, table="concrete", N=927), row("winnowgp", 20, 0.3)]
+    titles = [line for line in libraries.summary(rows).splitlines() if line.startswith("#")]
+    assert titles == ["### energy: 691 training rows", "### concrete: 927 training rows"]
+
+
+def test_coverage_tables_average_each_interval_by_method_and_table() -> None:
+    shares = {"coverage_50": 0.4, "coverage_95": 0.96, "coverage_99": 1.0}
+    first = shares | {"coverage_90": 0.8}
+    groups = {
+        ("energy", "winnowgp"): [first, first | {"coverage_90": 0.9}],
+        ("concrete", "catboost"): [first],
+    }
+    lines = calibration.coverage_tables(groups).splitlines()
+    titles = [line for line in lines if line.startswith("#")]
+    assert titles == [f"### {share} % intervals" for share in (50, 90, 99)]
+    start = lines.index("### 90 % intervals")
+    assert lines[start + 2] == "| method | energy | concrete |"
+    assert lines[start + 4 : start + 6] == ["| `winnowgp` | 0.85 | |", "| `catboost` | | 0.80 |"]
+
+
+def test_cost_names_gpu_and_other_processor() -> None:
     ours = {"cpu_s": 1.0, "device": "GPU", "wall_s": 61.2, "processor": "B"}
-    assert libraries.notes([ours], "A") == "fit on one GPU, 61 s; B"
-    assert libraries.notes([row("ngboost", 20, 0.1)], "A") == ""
+    assert libraries.cost([ours], "A") == "61 on a GPU"
+    fits = [row("ngboost", seed, 0.1, cpu_s=seconds) for seed, seconds in ((20, 1.0), (21, 2.0))]
+    assert libraries.cost(fits, "A") == "1.5"
+    assert libraries.cost(fits, "B") == "1.5*"
+    assert libraries.cost([{"error": "more than 5 CPU s"}], "A") == "more than 5 CPU s"
 
 
 def test_expected_seconds_follow_rows_and_inducing_points() -> None:

@@ -138,6 +138,11 @@ def test_parse_numbers_converts_only_numbers() -> None:
         ("sold", ["13 Jan 2024"], "dates with month names"),
         ("dependants", ["0", "1", "3+"] * 10, "20 of 30 rows are numbers, others such as '3+'"),
         ("colour", ["red", "blue"], ""),
+        ("colour", ["red", "red"], "the same in every row"),
+        ("colour", ["red", ""], ""),
+        ("size", [3, 3], "the same in every row"),
+        ("size", [3, None], ""),
+        ("weight", ["3 kg", "3 kg"], "in kg; the same in every row"),
     ],
 )
 def test_column_note_says_how_a_column_is_read(name: str, values: list[object], note: str) -> None:

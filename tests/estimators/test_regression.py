@@ -278,7 +278,7 @@ class TestBadInput:
     def test_not_finite(self, value: float) -> None:
         X = self.X.copy()
         X[3] = value
-        with pytest.raises(ValueError, match="X contains"):
+        with pytest.raises(ValueError, match=r"X`? contains"):
             regressor().fit(X, self.y)
         y = self.y.copy()
         y[3] = value
@@ -288,10 +288,6 @@ class TestBadInput:
     def test_mismatched_rows(self) -> None:
         with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
             regressor().fit(self.X, self.y[:-1])
-
-    def test_strings(self) -> None:
-        with pytest.raises(ValueError, match="could not convert string to float"):
-            regressor().fit([["a"], ["b"]], [1, 2])
 
     def test_no_rows(self) -> None:
         with pytest.raises(ValueError, match="minimum of 1 is required"):

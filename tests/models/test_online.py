@@ -320,6 +320,34 @@ def test_closed_gradient_equals_autograd_of_the_moments(
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_memory_of_many_points_equals_all_rows(ordered: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    X = torch.randn(400, 4, generator=generator, dtype=torch.float64)
+    data = Dataset.of(X, X.sum(1).sin())
+    online = OnlineGP.start(SparseGP(ScaleKernel(RBFKernel()), X[:150], noise=0.2))
+    online = online.after(data.part(slice(0, 250)))
+    A, Z = online.memory.A[0], online.memory.Z
+    assert A.shape == (150, 150)
+    assert not A.tril(-1).any()
+    # In their order the old points have factors that are multiplied as triangles.
+    fresh = torch.cat([Z if ordered else Z.flip(0), X[300:310]])
+    online = OnlineGP(online.model.with_candidates(fresh), online.memory)
+    online.model.candidates.requires_grad_(False)
+    held = OnlineGP(online.model.with_candidates(Z), online.memory)
+    later = data.part(slice(250, 400))
+    expected = held.model.fixed_bound(data)
+    assert held.bound(later) == pytest.approx(expected, abs=1e-7)
+    assert held.after(later).remembered_bound() == pytest.approx(expected, abs=1e-7)
+    closed, moments = online.objective(later)(), online._gaussian(later, online._jittered())
+    dense = torch.stack([moment_bound(m) for m in moments]).sum()
+    torch.testing.assert_close(closed, dense, rtol=1e-10, atol=0)
+    parameters = [p for p in online.model.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(dense, parameters)
+    for own, other in zip(torch.autograd.grad(closed, parameters), gradients, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-8)
+
+
 def test_held_points_after_many_batches_lose_nothing() -> None:
     data = rows()
     close = torch.cat([data.X[:6], data.X[:6] + 1e-5])

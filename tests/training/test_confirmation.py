@@ -98,12 +98,17 @@ def test_constant_weight_adds_at_most_half_to_the_mean_variance(gain: float) -> 
     assert gain < 1 or mixed.item() / v > 1.45  # The limit decides.
 
 
-def test_constant_weight_limit_is_that_of_the_mean_gain_per_target() -> None:
+def test_constant_weight_limit_is_that_of_the_mean_or_median_gain_per_target() -> None:
     limit = 0.25 / (np.exp(8.0) - 1)
     assert constant_weight(torch.full((40,), 4.0), 40) == pytest.approx(limit)
     assert constant_weight(torch.full((40,), 8.0), 40, 2) == pytest.approx(limit)
-    # One outlier may gain so much that the exponential overflows.
-    assert 0 <= constant_weight(torch.tensor([8e4, 1.0, 1.0]).double(), 3) < 1e-9
+    # One row that gains much more than the others does not lower the weight.
+    gain = torch.full((40,), 4.0).double()
+    gain[0] = 400.0
+    shifted = gain.median().item() - min((gain.std() / 40**0.5).item(), 4 / 3)
+    assert constant_weight(gain, 40) == pytest.approx(0.25 / (np.exp(2 * shifted) - 1))
+    # Gains may be so large that the exponential overflows.
+    assert 0 <= constant_weight(torch.tensor([8e4, 8e4, 1.0]).double(), 3) < 1e-9
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2, 0.5, 1, 1, 3]).double()])
@@ -252,8 +257,8 @@ def test_confirmed_optima_lengthscales_of_ranks_are_for_few_rows_or_a_doubtful_g
 ) -> None:
     found: list[tuple[str, ...]] = []
 
-    def recorded(steps: Any, initial: Any, *, reported: bool) -> None:
-        confirmed = confirmation.confirmed_optima(steps, initial, reported=reported)
+    def recorded(steps: Any, initial: Any, **parameters: bool) -> None:
+        confirmed = confirmation.confirmed_optima(steps, initial, **parameters)
         assert confirmed is not None
         found.append(confirmed.held)
         raise KeyboardInterrupt
@@ -276,6 +281,40 @@ def test_confirms_leaves_out_one_bad_row_and_not_several(bad: int, confirmed: bo
     assert gain.mean() > 0
     assert gain.median() > 0.5
     assert confirms(gain, 30) == confirmed
+
+
+def test_confirms_averaged_if_the_average_with_a_constant_is_clearly_better() -> None:
+    gain = torch.linspace(0.3, 1.3, 28, dtype=torch.float64)
+    gain[:2] = torch.tensor([-17.0, -9.0])  # Without them, the mean is 0.8.
+    assert not confirms(gain, 28)
+    assert confirms(gain, 28, averaged=True)
+    # With eight such rows of 28 no weight is clearly better than the constant alone.
+    gain[:8] = -17.0
+    assert not confirms(gain, 28, averaged=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_confirms_averaged_noise_does_not(seed: int) -> None:
+    draws = np.random.default_rng(seed).normal(-0.1, 0.5, size=40)
+    assert not confirms(torch.from_numpy(draws), 40, averaged=True)
+
+
+def test_fast_averaged_models_of_few_rows_that_one_row_speaks_against(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def held_out(data: Dataset, *_: Any, **__: Any) -> torch.Tensor:
+        gain = torch.ones(data.N, dtype=torch.double)
+        gain[:2] = -20.0
+        return gain
+
+    monkeypatch.setattr("winnowgp.training.confirmation.held_out_gain", held_out)
+    X, noise = rows(30, 1, seed=3)
+    data = Dataset(X, standardised(X.sin() + 0.3 * noise))
+    for averaged in (False, True):
+        schedule = FastSchedule(inclusion_steps=5, rounds=1, averaged=averaged)
+        result = fit(gp(X), data, schedule=schedule, generator=generator())
+        assert (result.posterior.M > 0) == averaged
+        assert (result.constant_weight > 0.05) == averaged
 
 
 def test_fast_many_columns_share_a_lengthscale(monkeypatch: pytest.MonkeyPatch) -> None:

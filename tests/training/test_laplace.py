@@ -216,15 +216,32 @@ def test_draws_that_cannot_be_computed_are_left_out(monkeypatch) -> None:
 
 
 def test_truncated_weights_and_strata() -> None:
-    log_weights = torch.tensor([0.0, 0.0, 0.0, 100.0]).double()
-    # Truncated to √4 times the mean, which is a quarter of the largest.
-    torch.testing.assert_close(
-        laplace._truncated_weights(log_weights), torch.tensor([0.0, 0, 0, 1]).double()
-    )
-    weights = laplace._truncated_weights(torch.tensor([0.0, log(7.0), 0.0, 0.0]).double())
+    weights = laplace._tempered_weights(torch.tensor([0.0, log(7.0), 0.0, 0.0]).double(), 2)
+    # Truncated to √4 times the mean.
     torch.testing.assert_close(weights, torch.tensor([1, 5, 1, 1]).double() / 8)
     key = torch.tensor([4.0, 3.0, 1.0, 2.0]).double()
     assert laplace._strata(key, weights, 5).tolist() == [2, 1, 1, 1, 0]
+
+
+def test_weights_of_one_draw_are_tempered() -> None:
+    log_weights = torch.linspace(-3, 0, 128).double()
+    log_weights[-1], log_weights[0] = 9.0, -torch.inf
+    weights = laplace._tempered_weights(log_weights, 16)
+    # So many effective draws, in the same order.
+    assert 1 / weights.square().sum().item() == pytest.approx(16, rel=1e-3)
+    assert (weights.diff() > 0).all()
+    assert weights[0] == 0
+    # A power of the weights, of those that are not truncated.
+    power = (weights[2:-1] / weights[1:-2]).log() / log_weights[1:-1].diff()
+    torch.testing.assert_close(power, power[0].expand_as(power), rtol=1e-6, atol=0)
+    assert 0 < power[0] < 1
+
+
+def test_weights_of_fewer_draws_are_equal() -> None:
+    log_weights = torch.tensor([3.0, 0.0, 1.0, -torch.inf]).double()
+    weights = laplace._tempered_weights(log_weights, 16)
+    expected = torch.tensor([1.0, 1, 1, 0]).double() / 3
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
 
 
 def test_priors_are_part_of_the_density() -> None:

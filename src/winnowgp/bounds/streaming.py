@@ -8,9 +8,9 @@ function of a, which has the form of R ≤ M observations of combinations of a a
 
 With D_a⁻¹ = S_a⁻¹ − K'_aa⁻¹ for q(a) = N(m_a, S_a) under the old prior covariance K'_aa, this is
 their equation: A Aᵀ = σ² D_a⁻¹ and A y = σ² S_a⁻¹ m_a. Nothing is subtracted here: in coordinates
-whitened by K'_aa = L Lᵀ the moments C, D of all rows (`Moments`) have C = U diag(c) Uᵀ, and
+whitened by K'_aa = L Lᵀ the moments C, D of all rows (`Moments`) have C = R Rᵀ, and
 
-    A = σ L⁻ᵀ U c^½,   y = σ c^−½ Uᵀ D,   residual = σ² (Σ w‖y‖² + P tr W(K − Q)) − ‖y‖²,
+    A = σ L⁻ᵀ R,   y = σ R⁻¹ D,   residual = σ² (Σ w‖y‖² + P tr W(K − Q)) − ‖y‖²,
 
 so that A Aᵀ is positive semi-definite and the residual non-negative. The noise variance is a factor
 of its own: the rows are remembered for every σ², not only for that of their batch.
@@ -49,11 +49,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments
-from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
+from winnowgp.linalg import (
+    definite_cholesky,
+    half_log_det,
+    solve_lower,
+    squared_norm,
+    upper_gram,
+    upper_product,
+)
 from winnowgp.typing import Scalar, TargetNoise
 
 # Eigenvalues of C, relative to the largest, that are rounding errors.
 _ROUNDING = 1e-14
+# Smallest pivot of C, relative to the largest, with which it is regular.
+_DETERMINED = 1e-12
+# Number of points from which products of triangular matrices are worth their own blocks.
+_TRIANGULAR = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +218,8 @@ def memory_moments(
     known, moments = not bool(left.any()), []
     for g, A in enumerate(memory.A.expand(groups, -1, -1)):
         own, precision = y if groups == 1 else y[:, g : g + 1], 1 / variances[g]
-        B = V @ A
-        C = precision * (B @ B.mT)
+        B, gram = observed_combinations(V, A)
+        C = precision * gram
         unseen = C.new_zeros(()) if known else precision * (A * (left @ A)).sum()
         moments.append(
             Moments(
@@ -224,6 +235,24 @@ def memory_moments(
         fixed = memory_moments(memory.fixed, V, left, mean=mean, noise=None, separate=separate)
         moments = [a + b for a, b in zip(moments, fixed, strict=True)]
     return moments
+
+
+def observed_combinations(
+    V: Float[Tensor, "K M"], A: Float[Tensor, "M R"]
+) -> tuple[Float[Tensor, "K R"], Float[Tensor, "K K"]]:
+    """Return B = V A, the combinations that rows observe in whitened coordinates, and B Bᵀ.
+
+    Both factors are upper triangular if the points of the memory are the first candidates.
+    """
+    K, M = V.shape
+    plain = V.requires_grad or A.shape[1] < M or M > K or M < _TRIANGULAR
+    if plain or bool(A.tril(-1).any()) or bool(V.tril(-1).any()):
+        B = V @ A
+        return B, B @ B.mT
+    B, gram = V.new_zeros(K, M), V.new_zeros(K, K)
+    B[:M] = upper_product(V[:M], A)
+    gram[:M, :M] = upper_gram(B[:M])
+    return B, gram
 
 
 def remember(
@@ -247,12 +276,8 @@ def remember(
     scales = L.new_ones(len(moments)) if noise is None else noise.expand(len(moments))
     roots, targets, residuals = [], [], []
     for m, scale in zip(moments, scales, strict=True):
-        # c is non-negative up to rounding, unless a likelihood is not log-concave.
-        c, U = torch.linalg.eigh(scale * m.C)
-        c = torch.where(c > _ROUNDING * c.amax(), c, 0.0) if len(c) else c
-        root = c.sqrt()
-        y = torch.where(root > 0, 1 / root, 0.0)[:, None] * (U.mT @ (scale * m.D))
-        A = torch.linalg.solve_triangular(L.mT, U * root, upper=True)
+        root, y = _square_root(scale * m.C, scale * m.D)
+        A = torch.linalg.solve_triangular(L.mT, root, upper=True)
         P = m.D.shape[1]
         unexplained = m.diagonal - m.C.diagonal().sum()
         residual = scale * (m.square + P * unexplained) - y.square().sum()
@@ -269,6 +294,26 @@ def remember(
     counts = None if min(numbers) == max(numbers) else A.new_tensor(numbers)
     N = sum(numbers) / len(numbers)
     return Memory(Z, A[..., used], y[used], residual, N, counts=counts)
+
+
+def _square_root(
+    C: Float[Tensor, "M M"], D: Float[Tensor, "M P"]
+) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M P"]]:
+    """Return a root R of C = R Rᵀ, and R⁻¹ D, or R⁺ D if C is singular.
+
+    The root is upper triangular if the rows determine all inducing values: a Cholesky factor of C
+    in reversed order takes a tenth of the time of the eigenvectors.
+    """
+    reverse, failed = torch.linalg.cholesky_ex(C.flip(0, 1))
+    pivots = reverse.diagonal().square()
+    if len(C) and not bool(failed) and bool(pivots.amin() > _DETERMINED * pivots.amax()):
+        root = reverse.flip(0, 1).contiguous()
+        return root, torch.linalg.solve_triangular(root, D, upper=True)
+    # c is non-negative up to rounding, unless a likelihood is not log-concave.
+    c, U = torch.linalg.eigh(C)
+    c = torch.where(c > _ROUNDING * c.amax(), c, 0.0) if len(c) else c
+    root = c.sqrt()
+    return U * root, torch.where(root > 0, 1 / root, 0.0)[:, None] * (U.mT @ D)
 
 
 def joined(memories: Sequence[Memory]) -> Memory:

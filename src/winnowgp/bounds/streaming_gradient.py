@@ -25,7 +25,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from winnowgp.bounds.row_blocks import JITTER, ChunkedKernel, RowBlocks
-from winnowgp.bounds.streaming import Memory
+from winnowgp.bounds.streaming import Memory, observed_combinations
 from winnowgp.bounds.two_pass import BoundGradient
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.typing import Scalar
@@ -56,12 +56,12 @@ def streaming_gradient(
     """
     solve, Kuu = torch.linalg.solve_triangular, kernel.uu()
     K, P = len(Kuu), memory.P
-    eye = torch.eye(K, dtype=Kuu.dtype, device=Kuu.device)
-    L = definite_cholesky(Kuu + JITTER * Kuu.diagonal().mean() * eye)
+    Kuu.diagonal().add_(JITTER * Kuu.diagonal().mean())
+    L = definite_cholesky(Kuu)
     # Rows of LᵀS below those of the memory are zero, and so are those of C_m and d_m.
     m = int(match.max()) + 1 if len(match) else 0
-    root = L[match, :m].mT @ memory.A[0]
-    C_m, d_m = root @ root.mT, root @ memory.y
+    root, C_m = observed_combinations(L[match, :m].mT, memory.A[0])
+    d_m = root @ memory.y
     C, d = torch.zeros_like(Kuu), Kuu.new_zeros(K, P)
     square, trace = memory.y.square().sum() + memory.residual, noise.new_zeros(())
     chunks = []
@@ -78,7 +78,8 @@ def streaming_gradient(
     N = memory.N + blocks.observations
     C[:m, :m] += C_m
     d[:m] += d_m
-    LB = definite_cholesky(eye + C / noise)
+    C.div_(noise).diagonal().add_(1.0)
+    LB = definite_cholesky(C)
     inverse = torch.cholesky_inverse(LB)
     beta = inverse @ d / noise
     residual = square - (d * beta).sum()
@@ -93,17 +94,20 @@ def streaming_gradient(
         - beta.square().sum() / noise
     )
     # inner = ββᵀ − P(I − B⁻¹) − P C_b/σ² + 2 (P C_b B⁻¹ − (d_b − C_b β) βᵀ)/σ², by blocks of rows.
-    inner = torch.addmm(P * (inverse - eye), beta, beta.mT)
-    for block, Kuf, V, w in chunks:
-        explained, VW = inverse @ V, V * (w / noise)
-        inner.addmm_(VW, (2 * explained - V).mT, alpha=P)
+    explained = [inverse @ V for _, _, V, _ in chunks]
+    inner = inverse.mul_(P)
+    inner.diagonal().sub_(P)
+    inner.addmm_(beta, beta.mT)
+    for (block, Kuf, V, w), BV in zip(chunks, explained, strict=True):
+        VW = V * (w / noise)
+        inner.addmm_(VW, (2 * BV - V).mT, alpha=P)
         error = block.Y - V.mT @ beta
         inner.addmm_(VW @ error, beta.mT, alpha=-2)
         # (P(I − B⁻¹) V + β (Y − Vᵀβ)ᵀ) W/σ²
-        cotangent = (P * (V - explained)).addmm_(beta, error.mT).mul_(w / noise)
+        cotangent = (P * (V - BV)).addmm_(beta, error.mT).mul_(w / noise)
         kernel.pull_uf(block, solve(L.mT, cotangent, upper=True), Kuf)
         kernel.pull_ff(block, -0.5 * P / noise * w)
-    gradient = solve(L.mT, 0.25 * (inner + inner.mT), upper=True)
+    gradient = solve(L.mT, (inner + inner.mT).mul_(0.25), upper=True)
     gradient = solve(L, gradient, upper=False, left=False)
     gradient.diagonal().add_(gradient.diagonal().sum() * (JITTER / max(K, 1)))
     return BoundGradient(value, slope, (), kernel.gradient(kernel.pulled(), gradient))

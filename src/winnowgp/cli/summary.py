@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Column, Table
 
 from winnowgp.cli.messages import with_options
 from winnowgp.report import Summary
@@ -25,14 +25,15 @@ _PHASES = {"start": "initial models", "pre-train": "all candidates", "post-train
 
 @final
 class PhaseBars:
-    """One progress bar per training phase, added when the phase begins."""
+    """One progress bar per training phase, added when the phase begins; nothing before it."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
+        # Only the bar may shrink in narrow terminals.
         self._bars = Bars(
             TextColumn("{task.description:<14}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=quiet,
@@ -41,11 +42,12 @@ class PhaseBars:
         self._current: str | None = None
 
     def __enter__(self) -> "PhaseBars":
-        self._bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._current is not None and exception[:1] == (None,):
+        if self._current is None:
+            return
+        if exception[:1] == (None,):
             self._end(self._current)
         self._bars.stop()
 
@@ -56,7 +58,9 @@ class PhaseBars:
 
     def update(self, progress: "Progress") -> None:
         """Show a step, with the expected number of inducing points where it is learnt."""
-        if self._current not in (None, progress.phase):
+        if self._current is None:
+            self._bars.start()
+        elif self._current != progress.phase:
             self._end(self._current)
         self._current = progress.phase
         if progress.phase not in self._tasks:

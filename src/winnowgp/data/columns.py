@@ -18,6 +18,7 @@ _FEW_ROWS, _FEW_STRINGS = 0.05, 0.1
 _MOST_UNITS = 3
 _IDENTIFIER = re.compile(r"(?:^|[\W_])(?:id|ids|key|uuid|nr|no)$|[a-z](?:ID|Id)$")
 _POSTAL = re.compile(r"zip|postal|post_?code|postleitzahl|(?:^|[\W_])plz", re.IGNORECASE)
+_CONSTANT = "the same in every row"
 # Fewer rows than this may differ by chance.
 _FEWEST_ROWS = 20
 # Columns whose problems one error describes.
@@ -103,7 +104,7 @@ def check_finite(table: DataTable, name: str, values: NDArray[np.float64]) -> No
         row = int(huge.argmax())
         raise InputError(
             f"column {name!r} has {values[row]:g} in {table.describe_row(row)}; numbers must be "
-            "finite and below 1e150."
+            "finite and below 1e150. Correct that row, or rescale the column."
         )
 
 
@@ -114,6 +115,9 @@ def column_note(table: DataTable, name: str, kind: ColumnKind) -> str:
     >>> column_note(table, "zip", ColumnKind("number"))
     'codes with leading zeros, read as numbers; --categorical reads them as categories'
     """
+    constant = table.n_unique(name) == 1 and not table.missing(name, literal=kind.literal).any()
+    if constant and kind.kind == "category":
+        return _CONSTANT
     if kind.kind == "category":
         return "" if kind.literal else _partly_numbers(table, name)
     notation = kind.notation
@@ -122,6 +126,8 @@ def column_note(table: DataTable, name: str, kind: ColumnKind) -> str:
     notes = [str(notation)] if str(notation) else []
     if kind.kind == "number":
         notes += _number_notes(table, name, kind.notation)
+    if constant:
+        notes.append(_CONSTANT)
     return "; ".join(notes)
 
 

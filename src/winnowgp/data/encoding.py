@@ -65,7 +65,8 @@ class TableEncoder:
             raise InputError(f"`missing` must be 'error' or 'impute'; got {missing!r}.")
         if not table.names:
             raise InputError(
-                "`table` must have at least one input; no columns are left to learn from."
+                "the table must have at least one input, and no columns are left to learn from; "
+                "add columns, or leave fewer out."
             )
         kinds = column_kinds(table) if kinds is None else kinds
         train = table if rows is None else table.part(rows)
@@ -304,8 +305,8 @@ def _learnt_encoding(
         raise _TooManyCategoriesError(
             f"column {name!r} has {len(counts)} different strings, such as "
             f"{next(iter(counts))[:40]!r}, and {max_categories} are allowed; leave it out with "
-            "`drop` (`--drop`), use it as `id_column` (`--id`), or increase `max_categories` "
-            "(`--max-categories`).",
+            f"`drop` (`--drop {name!r}`), use it as `id_column` (`--id {name!r}`), or increase "
+            "`max_categories` (`--max-categories`).",
             name,
         )
     categories = tuple(string for string, _ in counts.most_common())

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from winnowgp.data import Dataset, MaskedMatrix, Source, Standardiser
 from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
-from winnowgp.estimators.rows import dates_as_days, refuse_source, tensor
+from winnowgp.estimators.rows import dates_as_days, explained_inputs, refuse_source, tensor
 from winnowgp.io import save
 from winnowgp.models import (
     DeepPosterior,
@@ -251,7 +251,9 @@ class BaseGP(BaseEstimator, ABC):
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
         refuse_source(X)
-        X = validate_data(self, dates_as_days(X), dtype=np.float64, reset=False)
+        X = dates_as_days(X)
+        with explained_inputs(X):
+            X = validate_data(self, X, dtype=np.float64, reset=False)
         return self._x_scaler.forward(tensor(X)).to(posterior_device(self.posterior_))
 
     @torch.no_grad()
@@ -380,7 +382,8 @@ def documented(cls: Class) -> Class:
     """Complete the docstring of an estimator with those of its base classes.
 
     Each class documents the arguments and fitted attributes that it declares itself. Those of its
-    bases follow, unless the class describes them anew.
+    bases follow, unless the class describes them anew. Arguments are listed in the order of the
+    signature.
 
     >>> class Base:
     ...     '''A base.
@@ -395,12 +398,13 @@ def documented(cls: Class) -> Class:
     ...     Args:
     ...         b: another number.
     ...     '''
+    ...     def __init__(self, a, b): ...
     >>> print(Derived.__doc__)
     A derived class.
     <BLANKLINE>
     Args:
-        b: another number.
         a: a number.
+        b: another number.
     """
     description, examples = _SECTION.sub("", _own_docstring(cls)), ""
     if begin := _EXAMPLES.search(description):
@@ -411,6 +415,8 @@ def documented(cls: Class) -> Class:
         for base in cls.__mro__:
             for name, text in _entries(base, title).items():
                 entries.setdefault(name, text)
+        order = list(signature(cls).parameters) if title == "Args" else []
+        entries = {name: entries[name] for name in order if name in entries} | entries
         if entries:
             blocks.append(f"{title}:\n{''.join(entries.values())}".rstrip())
     cls.__doc__ = "\n\n".join([*blocks, *([examples.strip()] if examples else [])])

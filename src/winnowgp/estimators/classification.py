@@ -24,6 +24,7 @@ from winnowgp.estimators.rows import (
     check_source_columns,
     columns_kept_after_errors,
     dates_as_days,
+    explained_inputs,
     rows_in_memory,
     set_source_columns,
     tensor,
@@ -196,9 +197,9 @@ class ClassTargets(ClassifierMixin, BaseGP):
             reset: whether the rows set the columns of the estimator, or must have them.
         """
         _check_missing(y)
-        X, y = validate_data(
-            self, dates_as_days(X), y, dtype=np.float64, ensure_min_samples=1, reset=reset
-        )
+        X = dates_as_days(X)
+        with explained_inputs(X):
+            X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=1, reset=reset)
         X, y, weights = weighted_rows(X, y, sample_weight)
         labels, numbers = ClassLabels.of(y) if labels is None else (labels, labels.known(y))
         return labels, Dataset.of(tensor(X), tensor(numbers), weights=weights).merged()

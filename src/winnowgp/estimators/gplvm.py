@@ -30,7 +30,7 @@ from winnowgp.estimators.gplvm_initialization import (
     latent_kernel,
     relevance,
 )
-from winnowgp.estimators.rows import dates_as_days, tensor
+from winnowgp.estimators.rows import dates_as_days, explained_inputs, tensor
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed
@@ -437,16 +437,17 @@ def _checked_table(estimator: Any, X: Any, *, reset: bool) -> Float[Tensor, "N P
             f"`X` must be a table [N P]; got a {type(X).__name__}. GPLVM does not support "
             "out-of-core or shared sources; pass an array in memory."
         )
-    return tensor(
-        validate_data(
+    X = dates_as_days(X)
+    with explained_inputs(X):
+        valid = validate_data(
             estimator,
-            dates_as_days(X),
+            X,
             dtype=np.float64,
             ensure_all_finite="allow-nan",
             ensure_min_samples=2 if reset else 1,
             reset=reset,
         )
-    )
+    return tensor(valid)
 
 
 def _varying_columns(raw: MaskedMatrix) -> Bool[Tensor, " P"]:

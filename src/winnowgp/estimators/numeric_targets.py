@@ -27,6 +27,7 @@ from winnowgp.estimators.rows import (
     TargetScaler,
     columns_kept_after_errors,
     dates_as_days,
+    explained_inputs,
     logarithm,
     missing_targets,
     noise_variances,
@@ -330,16 +331,18 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
             reset: whether the rows set the columns of the estimator, or must have them.
         """
         y, missing = missing_targets(y)
-        X, y = validate_data(
-            self,
-            dates_as_days(X),
-            y,
-            dtype=np.float64,
-            multi_output=True,
-            y_numeric=True,
-            ensure_min_samples=1,
-            reset=reset,
-        )
+        X = dates_as_days(X)
+        with explained_inputs(X):
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                multi_output=True,
+                y_numeric=True,
+                ensure_min_samples=1,
+                reset=reset,
+            )
         Y, single = tensor(y), np.ndim(y) == 1
         Y = Y[:, None] if single else Y
         if missing is not None:

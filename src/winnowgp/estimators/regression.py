@@ -254,6 +254,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
         check_hyper_rows(params, data)
+        params.averaged = params.hyper == "laplace"
 
     def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:
         # Few rows are held out one by one, to confirm that they show an effect.

@@ -35,17 +35,53 @@ def tensor(values: Any, *, name: str = "y", hint: str = "Use a classifier for la
     try:
         numbers = np.ascontiguousarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        wrong = next((v for v in np.ravel(np.asarray(values, object)) if not _is_number(v)), values)
+        wrong = next((v for v in np.ravel(np.asarray(values, object)) if _is_no_number(v)), values)
         raise InputError(f"`{name}` must be numbers; got {wrong!r}. {hint}") from error
     return torch.tensor(numbers)
 
 
-def _is_number(value: Any) -> bool:
+def _is_no_number(value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):
-        return False
-    return True
+        return True
+    return False
+
+
+def _is_missing(value: Any) -> bool:
+    return _is_no_number(value) or float(value) != float(value)
+
+
+@contextmanager
+def explained_inputs(X: Any) -> Iterator[None]:
+    """Say where inputs have strings or are missing, and what reads them, if a block finds some.
+
+    Args:
+        X: inputs, with `dates_as_days`, that scikit-learn validates in the block.
+    """
+    try:
+        yield
+    except ValueError as error:
+        strings, missing = "could not convert string", "Input X contains NaN"
+        if strings not in str(error) and missing not in str(error):
+            raise
+        cells = np.asarray(collected(X), dtype=object)
+        holds = _is_missing if missing in str(error) else _is_no_number
+        wrong = np.array([[holds(value) for value in row] for row in cells])
+        row, column = np.argwhere(wrong)[0]
+        name = getattr(X, "columns", range(cells.shape[1]))[column]
+        if missing in str(error):
+            raise InputError(
+                f"`X` contains NaN: column {name!r} has {wrong[:, column].sum()}, first in row "
+                f"{np.argmax(wrong[:, column])} (counted from 0). Leave such rows out, impute them "
+                "(`sklearn.impute.SimpleImputer`), or use "
+                "`winnowgp.fit_table(..., missing='impute')`."
+            ) from error
+        raise InputError(
+            f"`X` must be numbers; column {name!r} has {cells[row, column]!r} in row {row} "
+            "(counted from 0). Encode categories (`sklearn.preprocessing.OneHotEncoder`), or use "
+            "`winnowgp.fit_table`, which reads strings, dates and missing values."
+        ) from error
 
 
 def dates_as_days(X: Any) -> Any:

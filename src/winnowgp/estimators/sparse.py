@@ -372,6 +372,7 @@ class SparseEstimator(BaseGP, ABC):
                 criterion=params.criterion,
                 warm_start=params.earlier is not None,
                 reported=params.reported,
+                averaged=params.averaged,
             )
         pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(len(model.candidates), params.alpha)

@@ -71,6 +71,8 @@ class Parameters(SimpleNamespace):
     """Whether hyper-parameters have priors that few rows need."""
     reported: bool = True
     """Whether smaller models and held-out densities are computed for the report."""
+    averaged: bool = False
+    """Whether predictions are averaged over hyper-parameters and a constant."""
     earlier: Any = None
     """Posterior of the fit that this one continues, if it does."""
     earlier_points: Tensor | None = None

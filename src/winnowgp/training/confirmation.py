@@ -15,13 +15,15 @@ as well. So two things are asked of few rows:
    than 200 rows leave no doubt that they predict better than a constant.
 
 Few rows may satisfy this by chance. So the densities of the held-out rows also give the weight of a
-constant in the average over hyper-parameters (`laplace`).
+constant in the average over hyper-parameters (`laplace`). Where predictions are such averages, it
+suffices that the average of model and constant predicts held-out rows clearly better than the
+constant: a row or two that the model alone predicts badly cost little then.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from math import exp, log, pi, sqrt
+from math import exp, log, log1p, pi, sqrt
 from operator import itemgetter
 
 import torch
@@ -94,7 +96,11 @@ def significant_gain(model: InducingModel, N: int) -> float:
 
 
 def confirmed_optima(
-    steps: FastSteps[Model], initial: Initialization[Model], *, reported: bool = True
+    steps: FastSteps[Model],
+    initial: Initialization[Model],
+    *,
+    reported: bool = True,
+    averaged: bool = False,
 ) -> Initialization[Model] | None:
     """Return the optima, first one that also predicts rows it was not fitted to; None if none does.
 
@@ -104,6 +110,8 @@ def confirmed_optima(
     Args:
         reported: whether the weight of a constant is used; if not, a clear difference on a few
             held-out rows decides.
+        averaged: whether predictions are averaged with a constant, which limits what a row that is
+            predicted badly costs.
     """
     enough = _ENOUGH if reported else _FEW_ENOUGH
     # Many rows may have been pooled to few.
@@ -117,11 +125,12 @@ def confirmed_optima(
     if data.noise is not None or not data.complete:
         return initial
     if data.N <= _OUTLIER_ROWS and excess_kurtosis(data.Y) > _KURTOSIS:
-        return _clearly_better(steps, initial, data) or _robust(steps, initial)
+        return _clearly_better(steps, initial, data) or _robust(steps, initial, averaged)
     for index, optimum in enumerate(initial.optima[:_TRIED]):
         refit = partial(_refitted, steps, optimum.model)
         gain = held_out_gain(data, refit, enough=enough, is_late=steps.is_late)
-        if confirms(gain, data.N, certain=_is_certain(optimum, data)):
+        certain = _is_certain(optimum, data)
+        if confirms(gain, data.N, certain=certain, averaged=averaged):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
                 initial,
@@ -179,7 +188,7 @@ def _clearly_better(
 
 
 def _robust(
-    steps: FastSteps[Model], initial: Initialization[Model]
+    steps: FastSteps[Model], initial: Initialization[Model], averaged: bool
 ) -> Initialization[Model] | None:
     """Return the optimum of targets with outliers at lengthscales that their ranks confirm."""
     data, best = with_unit_weights(steps.model, steps.sample), initial.optima[0]
@@ -204,7 +213,7 @@ def _robust(
     advantage = PredictiveGap.of(own[:n], gain[:n])
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
-    if not confirms(gain, data.N):
+    if not confirms(gain, data.N, averaged=averaged):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
     return replace(
@@ -220,12 +229,23 @@ def _holding(model: Model, names: Iterable[str]) -> Model:
     return copy
 
 
-def confirms(gain: Float[Tensor, " n"], N: int, *, certain: bool = False) -> bool:
+def confirms(
+    gain: Float[Tensor, " n"], N: int, *, certain: bool = False, averaged: bool = False
+) -> bool:
     """Return whether the gain on held-out rows says that a model generalises.
 
     Args:
         certain: whether the evidence leaves no doubt, so that a loss within its error is accepted.
+        averaged: whether it suffices that the average with a constant, of the weight that these
+            gains give it, predicts clearly better than the constant alone: one or two rows that are
+            predicted badly do not outweigh all others then.
     """
+    if averaged:
+        w = constant_weight(gain, N)
+        average = torch.logaddexp(gain + log1p(-w), torch.full_like(gain, log(w)))
+        gap = PredictiveGap.of(average, torch.zeros_like(average))
+        if gap.nats > _CLEAR * gap.standard_error:
+            return True
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
     if N > _SMALL:
         return gap.nats >= (-gap.standard_error if certain else 0.0)
@@ -247,7 +267,9 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     which is 2/(N + 3) if the model predicts all rows better by far, and the larger the less it
     gains. The model leaves about v = exp(−2 ḡ/P) of the variance of the targets and explains
     1 − v, the mean square of its distance from the constant. So a share w multiplies the predictive
-    variance by 1 + w (2 − w) (1/v − 1) in the mean over rows. This factor is at most 3/2.
+    variance by 1 + w (2 − w) (1/v − 1) in the mean over rows. This factor is at most 3/2, where ḡ
+    is the mean or the median of the gains, whichever is less: an outlier that other rows explain
+    gains many nats, and says nothing about a new one.
 
     These gains decided that the model is used, so that their mean is too large on average. One
     standard error is subtracted from each, at most a third of their median.
@@ -266,7 +288,8 @@ def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:
     nodes = (torch.arange(_NODES, dtype=torch.double, device=gain.device) + 0.5) / _NODES
     rows = torch.logaddexp(torch.log1p(-nodes)[:, None] + gain, nodes.log()[:, None])
     density = (N * rows.mean(1) + (_PRIOR - 1) * nodes.log()).softmax(0)
-    ratio = exp(min(2 * gain.mean().item() / P, 700.0))
+    typical = min(gain.mean().item(), gain.median().item())
+    ratio = exp(min(2 * typical / P, 700.0))
     limit = _ADDED_VARIANCE / 2
     return min((density @ nodes).item(), limit / max(ratio - 1, limit))
 

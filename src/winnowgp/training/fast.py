@@ -86,6 +86,10 @@ class FastSchedule(Schedule):
     reported: bool = True
     """Whether models with fewer points and held-out densities are computed for the report, of a
     `SparseGP` or `VariationalGP`."""
+    averaged: bool = False
+    """Whether predictions will be averages over hyper-parameters and a constant of the weight in
+    the result (`hyperparameter_mixture`). With few rows, inducing points then pay if this average
+    predicts held-out rows clearly better than the constant."""
     deep: DeepTraining = _DEEP_TRAINING
     """Training settings of a deep GP."""
 
@@ -170,6 +174,7 @@ class FastSchedule(Schedule):
             warm_start=self.warm_start,
             kept_sizes=3 if self.reported else 0,
             reported=self.reported,
+            averaged=self.averaged,
         )
         if isinstance(model, HeteroscedasticGP):
             return fit_heteroscedastic(model, data, training=training, context=context)

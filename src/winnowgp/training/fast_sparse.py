@@ -328,7 +328,9 @@ def _select_by_goal(
     initial, data = steps.initialise(training.evidence_rows), steps.data
     confirmed: Initialization[Model] | None = initial
     if isinstance(goal, Tolerance):
-        confirmed = confirmed_optima(steps, initial, reported=training.reported)
+        confirmed = confirmed_optima(
+            steps, initial, reported=training.reported, averaged=training.averaged
+        )
     initial = steps.initialization = confirmed or initial
     constant = constant_model(steps, initial.best)
     most = min(training.n_candidates or steps.most, steps.most)

@@ -45,8 +45,8 @@ _DRAWS = 128
 _LEAST_CURVATURE = 1.0
 # Number of times that the Newton step is halved before it is left out.
 _HALVED = 10
-# Least effective number of weighted draws: fewer do not represent the density.
-_EFFECTIVE = 2.0
+# Halvings of the interval of powers of the weights.
+_BISECTIONS = 20
 # Step of the differences of gradients, in logarithms: their errors are of the order of its square.
 _STEP = 1e-3
 
@@ -62,10 +62,11 @@ def hyperparameter_mixture(
     """Return the mixture of posteriors over the hyper-parameters of a fitted model.
 
     Draws of the Laplace approximation (scrambled Sobol points) have weights q(θ) over their density
-    under it, at most √n times their mean for n draws (Ionides 2008). The members are their
-    quantiles in the order of the last parameter, usually the noise: every member stands for as much
-    probability. If a few draws have all the weight, or none can be computed, the fitted posterior
-    is the only member.
+    under it, at most √n times their mean for n draws (Ionides 2008), tempered until as many draws
+    are effective as there are members: with many parameters a few draws may have all the weight.
+    The members are their quantiles in the order of the last parameter, usually the noise: every
+    member stands for as much probability. If no draw can be computed, the fitted posterior is the
+    only member.
 
     A constant can be a further member. Its weight limits what an observation that the model does
     not describe costs: its log density is at least that under the constant plus the log weight.
@@ -100,7 +101,7 @@ def process_members(
     """Return posteriors at hyper-parameters of equal probability, as `hyperparameter_mixture` does.
 
     They are those of several processes; mixing and noise of the targets are drawn as well. The
-    fitted posterior is the only one where draws do not represent the density.
+    fitted posterior is the only one where no draw can be computed.
     """
     density = LogDensity(model, data)
     draws = _weighted_draws(density, seed=0 if generator is None else draw_seed(generator))
@@ -155,9 +156,7 @@ def _weighted_draws(density: "LogDensity", *, seed: int) -> list[Float[Tensor, "
     nats = draws.new_tensor([density(x) for x in draws]) + laplace.added(draws)
     if not bool(nats.isfinite().any()):
         return []
-    weights = _truncated_weights(nats - log_proposal)
-    if 1 / weights.square().sum() < _EFFECTIVE:
-        return []
+    weights = _tempered_weights(nats - log_proposal, MEMBERS)
     # The noise comes last, if it is learnt.
     return list(draws[_strata(draws[:, -1], weights, MEMBERS)])
 
@@ -269,11 +268,26 @@ class LaplaceApproximation:
         return -0.5 * ((draws - self.fitted) @ self.directions).square() @ self.raised
 
 
-def _truncated_weights(log_weights: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Return importance weights that sum to one, none above √n times their mean before."""
+def _tempered_weights(log_weights: Float[Tensor, " n"], effective: int) -> Float[Tensor, " n"]:
+    """Return importance weights that sum to one, of so many effective draws.
+
+    Weights above √n times their mean are truncated to it. The weights w are then raised to the
+    largest power τ ≤ 1 with 1/Σ w² ≥ `effective` (τ = 0 if fewer draws than these are finite): a
+    few draws, where the density is far above its Laplace approximation, do not stand for all of it.
+    """
     weights = (log_weights - log_weights.max()).exp()
-    weights = weights.clamp_max(weights.mean().item() * sqrt(len(weights)))
-    return weights / weights.sum()
+    log_weights = weights.clamp_max(weights.mean().item() * sqrt(len(weights))).log()
+
+    def tempered(power: float) -> Tensor:
+        return (power * log_weights).softmax(0)
+
+    low, high = 0.0, 1.0
+    if 1 / tempered(high).square().sum() < effective:
+        for _ in range(_BISECTIONS):
+            power = 0.5 * (low + high)
+            enough = 1 / tempered(power).square().sum() >= effective
+            low, high = (power, high) if enough else (low, power)
+    return tempered(high)
 
 
 def _strata(

@@ -256,6 +256,8 @@ class SparseTraining:
     warm_start: bool = False
     reported: bool = True
     """Whether held-out densities are computed for the report."""
+    averaged: bool = False
+    """Whether predictions will be averaged with a constant."""
     evidence_rows: int | None = None
     """Rows of the exact evidence at most; as many as are affordable by default."""
 
