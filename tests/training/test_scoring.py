@@ -13,6 +13,7 @@ from winnowgp.errors import TrainingError
 from winnowgp.models import SparseGP
 from winnowgp.models.kernels import copy_module, covariance
 from winnowgp.models.priors import add_weak_priors, log_prior
+from winnowgp.training import scoring
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
 from winnowgp.training.closed_objective import ClosedObjective, closed_objective
 from winnowgp.training.coordinates import Coordinates
@@ -126,7 +127,7 @@ def test_information_of_priors_is_their_curvature() -> None:
 
 @pytest.mark.parametrize("kernel", ["rbf", "one lengthscale", "matern12", "matern52 + linear"])
 def test_optimise_evidence_reaches_the_maximum_of_lbfgs(kernel: str) -> None:
-    data = rows(60)
+    data = rows(250)
     gp = model(KERNELS[kernel](), data)
     add_weak_priors(gp)
     other = copy_module(gp)
@@ -198,7 +199,18 @@ def test_scoring_long_steps_are_limited() -> None:
 
 
 def test_optimise_evidence_that_cannot_be_computed_is_minus_infinity() -> None:
-    data = rows()
+    data = rows(250)
     gp = model(ScaleKernel(RBFKernel()), data)
     gp.kernel.get_parameter("base_kernel.raw_lengthscale").data.fill_(float("nan"))
     assert optimise_evidence(gp, data, Stop(), LOG).value == -inf
+
+
+@pytest.mark.parametrize(("N", "newton"), [(249, False), (250, True)])
+def test_optimise_evidence_takes_newton_steps_with_many_rows(monkeypatch, N, newton) -> None:
+    data, taken = rows(N), []
+    maximise = scoring.maximise_by_scoring
+    monkeypatch.setattr(
+        scoring, "maximise_by_scoring", lambda *a, **k: taken.append(1) or maximise(*a, **k)
+    )
+    optimise_evidence(model(KERNELS["rbf"](), data), data, Stop(1.0, 2, 4), LOG)
+    assert bool(taken) == newton

@@ -42,6 +42,9 @@ _SMALLEST = 1e-3
 _EXPECTED = 0.02
 # Iterations of L-BFGS that one of these stands for, in a stopping rule.
 _ITERATIONS = 2
+# Rows from which Newton steps are taken. An evaluation of fewer rows takes little time, and with 50
+# rows `confirmation` told noise from an effect in 13 of 16 draws with L-BFGS, and in 11 with these.
+_FEWEST_ROWS = 250
 # Iterations of `Maximum.recent_gain`.
 _RECENT = 2
 
@@ -177,7 +180,8 @@ def optimise_evidence(
 ) -> Maximum:
     """Maximise the evidence of the rows in place; −∞ where it cannot be computed.
 
-    Models whose evidence has a closed form are optimised by Newton steps, others by L-BFGS.
+    Models whose evidence has a closed form are optimised by Newton steps with 250 rows or more, and
+    all others by L-BFGS.
 
     Args:
         curvature: that of an optimisation by L-BFGS which ended here, to which this one adds.
@@ -187,7 +191,7 @@ def optimise_evidence(
         with threads_for(DENSE * rows.N**3):
             coordinates = Coordinates(model, rows.X)
             closed = closed_objective(model, objective, coordinates)
-            if closed is not None and closed.has_information:
+            if closed is not None and closed.has_information and rows.N >= _FEWEST_ROWS:
                 return _scored(closed, coordinates, model, stop, checkpoint_log)
             return maximise_elbo(
                 model,
