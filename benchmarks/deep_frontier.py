@@ -4,7 +4,7 @@
     python benchmarks/deep_frontier.py limits --device cuda --tables kin8nm kin40k --jobs 3
     python benchmarks/deep_frontier.py time          # alone, on one CPU thread
     python benchmarks/deep_frontier.py summary
-    python benchmarks/deep_frontier.py page          # write the tables into docs/deep.md
+    python benchmarks/deep_frontier.py page          # write the tables into the page
 
 `train` fits one `DeepGPRegressor`, whose smaller models are the other allocations. Three of them
 are compared with as many points in every layer that start at random rows or k-means centres.
@@ -36,7 +36,7 @@ from measure import (
     grouped,
     markdown,
     parser_of,
-    replace_section,
+    replace_sections,
     table,
     timed,
 )
@@ -467,12 +467,12 @@ def _mean_and_error(values: list[float]) -> str:
 
 
 def write_page() -> None:
-    """Write the tables into docs/deep.md."""
-    path = RESULTS.parents[1] / "docs" / "deep.md"
-    page, rows = path.read_text(encoding="utf-8"), models()
-    page = replace_section(page, "frontier", frontier_table(rows))
-    page = replace_section(page, "equal-sizes", gain_table(rows))
-    path.write_text(page, encoding="utf-8")
+    """Write the tables into the page of benchmarks."""
+    rows = models()
+    replace_sections(
+        RESULTS.parents[1] / "docs" / "benchmarks" / "deep.md",
+        **{"frontier": frontier_table(rows), "equal-sizes": gain_table(rows)},
+    )
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import winnowgp
 from helpers.short_fits import short_fits
 from run_pages import FENCE, ExampleError, run_page, run_pages, with_outputs
 from winnowgp.errors import MissingExtraError
+from winnowgp.io.format import FORMAT_VERSION
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -230,6 +231,10 @@ def test_page_reference_links_resolve(page: str) -> None:
 def test_page_figures_exist(page: str) -> None:
     figures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text(page))
     assert [name for name in figures if not (PAGES[page].parent / name).is_file()] == []
+
+
+def test_saving_page_names_the_format_version() -> None:
+    assert f"the version of this layout, now {FORMAT_VERSION} |" in text("saving.md")
 
 
 def test_architecture_page_names_existing_files() -> None:

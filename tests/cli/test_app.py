@@ -1,5 +1,6 @@
 """Invalid input and internal errors: one line each, and different exit codes."""
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -69,6 +70,30 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     output = refusal(typed, capfd)
     assert re.search(message, output), output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["fit PIPE -t y", "update y.winnow PIPE", "fit - -t y"])
+def test_tables_that_are_read_several_times_are_no_pipes(
+    command: str, models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    typed = command.replace("PIPE", str(pipe)).replace("y.winnow", str(models["y"])).split()
+    output = refusal([*typed, "-o", str(tmp_path / "new.winnow")], capfd)
+    assert re.search(r"`DATA` must be a file, because it is read several times; got \S+, a", output)
+
+
+def test_help_names_what_arguments_are_in_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["--help"]) == 0
+    assert "..." not in capfd.readouterr().out.split("Commands:")[1]
+    assert run(["fit", "--help"]) == 0
+    shown = capfd.readouterr().out
+    assert re.search(r"Usage: winnow fit \[OPTIONS\] \W?DATA", shown)
+    assert "--target COLUMN " in shown
+    assert "list[" not in shown
 
 
 def test_unknown_command_shows_usage(

@@ -54,6 +54,18 @@ def test_fit_interrupted_resumes_to_the_same_model(
     assert found.estimator.checkpoint is None
 
 
+def test_fit_interrupted_before_its_first_checkpoint_has_nothing_to_resume(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("winnowgp.cli.fit.check_columns", interrupted)
+    assert run(arguments) == 130
+    assert "interrupted; nothing was written." in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
+
+
 def test_fit_damaged_checkpoint_is_one_line(arguments: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "fit.checkpoint").write_bytes(b"nonsense")

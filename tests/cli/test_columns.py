@@ -12,6 +12,7 @@ import numpy as np
 import pandas
 import pytest
 
+from helpers.commands import refusal
 from helpers.forgery import contents, file_content
 from helpers.short_fits import short_fits
 from winnowgp import TabularModel, fit_table, load
@@ -173,6 +174,15 @@ def test_fit_misspelt_column_is_reported_before_pytorch_is_imported(houses: Path
     assert "`--target` must name columns of the table; 'prize' is not among" in done.stderr
     assert "Did you mean 'price'?" in done.stderr
     assert done.stderr.endswith("2 []\n")
+
+
+def test_table_without_a_line_of_names_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "numbers.csv"
+    path.write_text("1.5,-2,1e3\n2,3,4\n", encoding="utf-8")
+    output = refusal(["fit", str(path), "-t", "price"], capfd)
+    assert "'price' is not among '1.5', '-2', '1e3'. The first line must name the columns" in output
 
 
 @pytest.mark.parametrize("option", ["--drop", "--id", "--categorical"])

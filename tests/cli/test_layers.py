@@ -1,6 +1,7 @@
 """`winnow fit --layers`: deep models of tables, and the commands that read their files."""
 
 import json
+import re
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -182,3 +183,10 @@ def test_commands_that_need_one_layer_refuse_a_deep_model(
     assert run([command, str(regression), *rest, "-o", str(output)]) != 0
     assert "deep GP" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_progress_shows_steps_and_time_in_80_columns() -> None:
+    text, inclusion = StringIO(), (torch.full((50,), 0.35),)
+    with PhaseBars(Console(file=text, width=80), quiet=False) as bars:
+        bars.update(Progress("inclusion", 1200, 1200, -1234.5, inclusion, (torch.zeros(50, 1),)))
+    assert re.search(r"1200/1200 +0:00:00 +-1234.5 nats, 17.5 inducing points", text.getvalue())

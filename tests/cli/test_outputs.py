@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,7 @@ def test_info_evaluate_and_frontier_describe_several_targets(
     assert run(["info", str(model)]) == 0
     shown = capsys.readouterr().out
     assert "wave, level" in shown
+    assert re.search(r"^inputs +x, side *$", shown, re.MULTILINE)
     assert "inducing points" in shown
     assert f"data: {table.name}" in shown
     assert run(["info", str(model), "--json"]) == 0

@@ -46,6 +46,15 @@ def test_predict_equals_the_library(
     np.testing.assert_allclose(predictive(model.estimator, X).cdf(upper), 0.75, atol=1e-6)
 
 
+def test_predict_reads_standard_input(
+    shop: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "winnowgp", "predict", str(models["y"]), "-"]
+    done = subprocess.run(command, input=shop.read_bytes(), capture_output=True, check=True)
+    assert run(["predict", str(models["y"]), str(shop)]) == 0
+    assert done.stdout.decode() == capsys.readouterr().out
+
+
 def test_predict_classes_has_probabilities(
     shop: Path, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

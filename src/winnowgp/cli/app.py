@@ -80,7 +80,8 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt as interruption:
-            resumable = options.get("checkpoint") is not None
+            folder = options.get("checkpoint")
+            resumable = folder is not None and folder.is_dir() and any(folder.iterdir())
             default = (
                 "run the same command again to resume from its checkpoint."
                 if resumable
@@ -92,23 +93,24 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-for _command in (
-    fit,
-    predict,
-    evaluate,
-    compare,
-    info,
-    frontier,
-    resize,
-    update,
-    report,
-    plot,
-    export,
-    demo,
-    data,
-    reproduce,
+# Each with the line of `winnow --help`, which must fit into 80 columns.
+for _command, _line in (
+    (fit, "Fit a model that predicts columns of a table, and save it."),
+    (predict, "Predict the target for every row of a table."),
+    (evaluate, "Measure how well a model predicts rows whose target is known."),
+    (compare, "Compare two models on rows whose target is known."),
+    (info, "Show what a model predicts, from which inputs, and how well."),
+    (frontier, "Show the best ELBO for each number of inducing points."),
+    (resize, "Save a smaller model, which the fit has optimised already."),
+    (update, "Save a model that has learnt from more rows as well."),
+    (report, "Write a web page with data, selection, quality and effects."),
+    (plot, "Plot effects, importance, calibration, a surface and more."),
+    (export, "Write the predictor as ONNX or as one numpy file."),
+    (demo, "Select inducing points for a small data set, and plot them."),
+    (data, "List data sets, write a synthetic one, or verify public ones."),
+    (reproduce, "Run experiments of the paper, and check its claims."),
 ):
-    app.command()(_interruptible(_command))
+    app.command(short_help=_line)(_interruptible(_command))
 
 
 def run(arguments: list[str]) -> int:

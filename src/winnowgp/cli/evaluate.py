@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Labelled = Annotated[
     Path,
     typer.Argument(
+        metavar="DATA",
         help="CSV, CSV.gz, Excel or Parquet with the target; rows without one are left out.",
         show_default=False,
     ),
@@ -76,10 +77,14 @@ def evaluate(
 
 def compare(
     first: Annotated[
-        Path, typer.Argument(help="A file that `winnow fit` wrote.", show_default=False)
+        Path,
+        typer.Argument(metavar="FIRST", help="A file that `winnow fit` wrote.", show_default=False),
     ],
     second: Annotated[
-        Path, typer.Argument(help="Another one, for the same target.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SECOND", help="Another one, for the same target.", show_default=False
+        ),
     ],
     data: Labelled,
     encoding: Encoding = "utf-8",

@@ -17,6 +17,7 @@ from winnowgp.cli.options import (
     Quiet,
     Seed,
     check_columns,
+    check_rereadable,
     checked_output,
     file_digest,
     is_main_process,
@@ -39,13 +40,15 @@ if TYPE_CHECKING:
 
 def fit(
     data: Annotated[
-        Path, typer.Argument(help="CSV, CSV.gz, Excel or Parquet.", show_default=False)
+        Path,
+        typer.Argument(metavar="DATA", help="CSV, CSV.gz, Excel or Parquet.", show_default=False),
     ],
     target: Annotated[
         list[str],
         typer.Option(
             "--target",
             "-t",
+            metavar="COLUMN",
             help="The column to predict. Several (-t a -t b) are predicted together, as mixed "
             "processes.",
             show_default=False,
@@ -58,6 +61,7 @@ def fit(
     likelihood: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="[TARGET=]NAME",
             help="auto: gaussian, or poisson for counts; heteroscedastic for noise that depends on "
             "the inputs, student-t or laplace for targets with outliers, poisson or "
             "negative-binomial for counts, beta for proportions. Of several targets: one for all "
@@ -76,6 +80,7 @@ def fit(
     noise_column: Annotated[
         str | None,
         typer.Option(
+            metavar="COLUMN",
             help="A column of known noise variances of the target, squares of standard deviations "
             "in its units: not an input. What it leaves out is learnt.",
             show_default=False,
@@ -84,18 +89,23 @@ def fit(
     id_column: Annotated[
         str | None,
         typer.Option(
-            "--id", help="A column that identifies rows: not an input, copied to predictions."
+            "--id",
+            metavar="COLUMN",
+            help="A column that identifies rows: not an input, copied to predictions.",
         ),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(help="Columns to ignore, separated by commas, or one per option."),
+        typer.Option(
+            metavar="COLUMNS", help="Columns to ignore, separated by commas, or one per option."
+        ),
     ] = None,
     categorical: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="COLUMNS",
             help="Columns to read as categories, separated by commas, or one per option; NA is a "
-            "category in them."
+            "category in them.",
         ),
     ] = None,
     decimal: Annotated[
@@ -210,8 +220,9 @@ def fit(
     split_by: Annotated[
         str | None,
         typer.Option(
+            metavar="COLUMN",
             help="A column that decides which rows are held out: the latest dates or largest "
-            "numbers, or whole groups of equal strings. At random by default."
+            "numbers, or whole groups of equal strings. At random by default.",
         ),
     ] = None,
     test_file: Annotated[
@@ -265,6 +276,7 @@ def fit(
     """
     if is_main_process():
         checked_output(output)
+    check_rereadable(data)
     alpha_value = _alpha(alpha)
     dropped, categories = _names(drop), _names(categorical)
     used = {"`--target`": tuple(target), "`--drop`": dropped, "`--categorical`": categories}

@@ -35,7 +35,8 @@ Device: TypeAlias = Annotated[
 ]
 
 ModelFile: TypeAlias = Annotated[
-    Path, typer.Argument(help="A file that `winnow fit` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="MODEL", help="A file that `winnow fit` wrote.", show_default=False),
 ]
 
 
@@ -71,6 +72,15 @@ def checked_folder(output: Path) -> Path:
             f"`--output` must be a folder that can be written to; got {output}. Choose another."
         )
     return output
+
+
+def check_rereadable(data: Path) -> None:
+    """Raise an error if a table is a pipe: a fit reads its file several times."""
+    if data == Path("-") or data.is_fifo():
+        raise InputError(
+            f"`DATA` must be a file, because it is read several times; got {data}, a pipe. Save "
+            "the table to a file first."
+        )
 
 
 def check_columns(data: Path, used: Mapping[str, Sequence[str]], *, encoding: str) -> None:

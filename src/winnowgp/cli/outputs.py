@@ -202,7 +202,7 @@ def print_outputs(
         target if kind == "gaussian" else f"{target} ({kind})" for target, kind in kinds.items()
     ]
     table.add_row("targets", ", ".join(named))
-    table.add_row("inputs", ", ".join(names))
+    table.add_row("inputs", ", ".join(column.name for column in model.encoder.columns))
     points = ", ".join(map(str, counts))
     table.add_row("processes", f"{len(counts)}, with {points} inducing points")
     update = " of the last update" if "updates" in model.settings else ""

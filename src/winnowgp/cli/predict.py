@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def predict(
     model: ModelFile,
     data: Annotated[
-        Path, typer.Argument(help="CSV, CSV.gz, Excel or Parquet.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="CSV, CSV.gz, Excel or Parquet; - for a CSV from standard input.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -63,6 +68,7 @@ def predict(
 
     fitted = load_predictor(model)
     missing: set[str] = set()
+    data = Path("/dev/stdin") if data == Path("-") else data
     blocks, count = _noting_missing(read_blocks(data, encoding=encoding), fitted, missing), 0
     with ExitStack() as stack:
         # Closed in reverse order: the file is complete before a line is printed.

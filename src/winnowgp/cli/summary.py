@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Column, Table
 
 from winnowgp.cli.messages import with_options
 from winnowgp.report import Summary
@@ -28,11 +28,12 @@ class PhaseBars:
     """One progress bar per training phase, added when the phase begins; nothing before it."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
+        # Only the bar may shrink in narrow terminals.
         self._bars = Bars(
             TextColumn("{task.description:<14}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=quiet,

@@ -14,6 +14,7 @@ from winnowgp.cli.options import (
     ModelFile,
     Quiet,
     Seed,
+    check_rereadable,
     checked_output,
     file_digest,
 )
@@ -29,6 +30,7 @@ def update(
     data: Annotated[
         Path,
         typer.Argument(
+            metavar="DATA",
             help="CSV, CSV.gz, Excel or Parquet with the target; rows without one are left out.",
             show_default=False,
         ),
@@ -45,7 +47,10 @@ def update(
     ] = 0.2,
     split_by: Annotated[
         str | None,
-        typer.Option(help="Column that decides which rows are held out; that of the fit if any."),
+        typer.Option(
+            metavar="COLUMN",
+            help="Column that decides which rows are held out; that of the fit if any.",
+        ),
     ] = None,
     forgetting: Annotated[
         float | None,
@@ -77,6 +82,7 @@ def update(
     stay those of the fit; the hyper-parameters are updated. Those of several targets stay too.
     """
     checked_output(output)
+    check_rereadable(data)
     from winnowgp.cli.options import load_predictor
     from winnowgp.data import read_table
     from winnowgp.tabular import MultiOutputTable, update_table

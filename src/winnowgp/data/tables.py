@@ -169,10 +169,12 @@ class DataTable:
         absent = [name for name in names if name not in self.values]
         if absent:
             close = get_close_matches(absent[0], self.names, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            if not close and all(_is_number(name) for name in self.names):
+                hint = " The first line must name the columns; these are numbers."
             raise InputError(
                 f"{argument} must name columns of the table; {_quoted(absent)} "
-                f"{'is' if len(absent) == 1 else 'are'} not among {_quoted(self.names)}."
-                f"{f' Did you mean {close[0]!r}?' if close else ''}"
+                f"{'is' if len(absent) == 1 else 'are'} not among {_quoted(self.names)}.{hint}"
             )
 
 
@@ -217,6 +219,14 @@ def _strings(column: Column) -> NDArray[np.object_]:
 def _joined(columns: list[Column]) -> Column:
     one_dtype = len({column.dtype for column in columns}) == 1
     return np.concatenate(columns if one_dtype else [_strings(column) for column in columns])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _quoted(names: Sequence[str]) -> str:
