@@ -40,6 +40,12 @@ FILE = RESULTS / "small_tables.jsonl"
 METHODS = ("default", "hyper=point", "hyper=point, priors=None", "exact GP")
 FRESH = 1000
 """Largest number of test rows."""
+BELOW = -0.05
+"""Gain over a constant below which a fit counts as worse than it."""
+QUANTILES, DRAWS = 50, 4000
+"""Quantiles of each test row, and draws of all test rows, if predictions are right."""
+FEW_TEST_ROWS = 100
+"""Test rows up to which chance may make right predictions worse than a constant."""
 SIZES = {
     "concrete": (30, 60, 120, 300),
     "energy": (30, 60, 120),
@@ -188,31 +194,63 @@ def scored(table: Table, name: str, seed: int, method: str) -> Row:
     order = np.random.default_rng([seed, 7]).permutation(len(table.y))
     train, test = order[: table.train], order[table.train : table.train + FRESH]
     problem = Problem(table.X[train], table.y[train], table.X[test], table.y[test])
-    n, y = problem.N, problem.y
-    sd = y.std(ddof=1) * sqrt(1 + 1 / n)
-    constant = norm.logpdf(problem.y_test, y.mean(), sd).mean() + log(problem.scale)
+    constant = norm.logpdf(problem.y_test, problem.y.mean(), _deviation(problem)).mean()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predicted, seconds = timed(lambda: _predicted(problem, method, seed))
-    density, quantiles, points, limit = predicted
+    density, quantiles, points, limit, gains = predicted
     return {
         "name": name,
         "seed": seed,
         "method": method,
-        "N": n,
+        "N": problem.N,
         "test": len(test),
         "points": points,
         "log_density": density,
-        "constant": constant,
+        "constant": constant + log(problem.scale),
         **calibration(quantiles, problem.y_test),
         "limit": limit,
+        **({} if gains is None else {"below_if_right": below_if_right(gains, seed=seed)}),
         **seconds.row(),
     }
 
 
-def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, Values, int, str | None]:
+def below_if_right(gains: Values, *, seed: int) -> float:
+    """Return the probability of a mean gain of the test rows below −0.05 if predictions are right.
+
+    Test rows are few, so that even the density they are drawn from may predict them worse than a
+    constant does.
+
+    >>> round(below_if_right(np.array([[-0.6], [0.4], [0.4], [0.4], [0.4]]), seed=0), 1)
+    0.2
+
+    Args:
+        gains: gains over the constant at quantiles of equal probability, `[Q N]`.
+        seed: of the draws, one quantile for each row.
+    """
+    Q, N = gains.shape
+    drawn = np.random.default_rng(seed).integers(0, Q, size=(DRAWS, N))
+    return float((gains[drawn, np.arange(N)].mean(1) < BELOW).mean())
+
+
+def _gains(model: SparseGPRegressor, problem: Problem) -> Values:
+    """Return gains over the constant at quantiles of equal probability, `[Q N]`."""
+    levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    drawn = model.predict_quantiles(problem.X_test, levels)
+    density = np.stack([model.log_density(problem.X_test, y) for y in drawn])
+    return density - norm.logpdf(drawn, problem.y.mean(), _deviation(problem))
+
+
+def _deviation(problem: Problem) -> float:
+    """Return the standard deviation of an observation that the constant model predicts."""
+    return float(problem.y.std(ddof=1) * sqrt(1 + 1 / problem.N))
+
+
+def _predicted(
+    problem: Problem, method: str, seed: int
+) -> tuple[float, Values, int, str | None, Values | None]:
     """Return the standardised test log density, quantiles of test rows in their own unit, the
-    number of points, and the limit that ended growth."""
+    number of points, the limit that ended growth, and gains if predictions are right."""
     if method.startswith("exact GP"):
         standardised = problem.standardised()
         kernel = "matern32" if method.endswith("matern32") else "rbf"
@@ -222,14 +260,15 @@ def _predicted(problem: Problem, method: str, seed: int) -> tuple[float, Values,
         latent = posterior.predict(torch.from_numpy(standardised.X_test), observed=True)
         mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
         quantiles = mean + norm.ppf(LEVELS)[:, None] * deviation
-        return float(density), problem.y.mean() + problem.scale * quantiles, problem.N, None
+        return float(density), problem.y.mean() + problem.scale * quantiles, problem.N, None, None
     priors = None if "priors=None" in method else "weak"
     hyper = "point" if "hyper=point" in method else "auto"
     model = SparseGPRegressor(random_state=seed, priors=priors, hyper=hyper)
     model.fit(problem.X, problem.y)
     density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
     quantiles = model.predict_quantiles(problem.X_test, LEVELS)
-    return float(density), quantiles, model.n_inducing_, model.growth_limit_
+    gains = _gains(model, problem) if len(problem.y_test) <= FEW_TEST_ROWS else None
+    return float(density), quantiles, model.n_inducing_, model.growth_limit_, gains
 
 
 def summary(rows: list[Row]) -> str:
@@ -257,7 +296,7 @@ def summary(rows: list[Row]) -> str:
                 f"{gain.mean():.3f}",
                 f"{np.median(gain):.3f}",
                 f"{gain.min():.3f}",
-                int((gain < -0.05).sum()),
+                int((gain < BELOW).sum()),
                 f"{mean(row['coverage_90'] for row in fits):.3f}",
                 f"{mean(row['cpu_s'] for row in fits):.1f}",
             ]
