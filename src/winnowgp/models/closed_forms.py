@@ -16,7 +16,7 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds.row_blocks import RowBlocks
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
 from winnowgp.bounds.streaming import Memory
 from winnowgp.bounds.streaming_gradient import streaming_gradient
 from winnowgp.bounds.two_pass import (
@@ -104,10 +104,11 @@ class ParametricBound:
 
         return WithGradient.apply(evaluate, noise, *more, *inputs)
 
-    def gradient(self, kernel: DifferentiableChunks, *, noise: TargetNoise) -> BoundGradient:
+    def gradient(self, kernel: ChunkedKernel, *, noise: TargetNoise) -> BoundGradient:
         """Return the bound with a mean of zero and its gradient, at any kernel and noise.
 
-        That of the exact evidence has the average information as well.
+        That of the exact evidence has the average information as well, if the kernel has products
+        with its derivatives.
         """
         if self.memory is not None:
             assert self.match is not None
@@ -124,7 +125,7 @@ class ParametricBound:
             mean=mean,
             noise=noise,
             groups=self.blocks.groups,
-            products=kernel.products,
+            products=kernel.products if isinstance(kernel, DifferentiableChunks) else None,
         )
 
 
