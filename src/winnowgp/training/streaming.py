@@ -357,15 +357,10 @@ def _optimise(
 
 
 def _within(goal: Tolerance, online: OnlineGP, data: Dataset, reference: float) -> Tolerance:
-    """Return the tolerance for rows on which the largest model gains little over a constant.
-
-    Its share of the gain grows with it, from that of the default.
-    """
+    """Return the tolerance for rows on which the largest model gains little over a constant."""
     if not isinstance(online.model, SparseGP):
         return goal
     N = online.memory.observations + data.observations
-    default = Tolerance()
-    goal = replace(goal, share=goal.share * max(goal.nats / default.nats, 1.0))
     return goal.within(reference - _constant_bound(online, data), N=N)
 
 
