@@ -225,7 +225,7 @@ def tasks_of(given: argparse.Namespace) -> list[Task]:
         if part != "long":
             tasks += [
                 Task(part, name, method, seed, given.tolerance, given.device)
-                for name, method, seed in product(names, methods, seeds)
+                for name, seed, method in product(names, seeds, methods)
             ]
     slow = ("kin8nm", "path 3", "all paths", "skillcraft")
     return sorted(tasks, key=lambda task: slow.index(task.table) if task.table in slow else 9)

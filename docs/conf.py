@@ -86,14 +86,20 @@ def run_examples(app) -> None:
         for path in sorted(DOCS.glob("*.md"))
     }
     pages = {f"{name}.md": text for name, text in texts.items() if FENCE.search(text)}
-    app.example_outputs = run_pages(pages, cache=Path(app.doctreedir) / "examples")
+    outputs = run_pages(pages, cache=Path(app.doctreedir) / "examples")
+    app.example_pages = {
+        name.removesuffix(".md"): with_outputs(pages[name], each) for name, each in outputs.items()
+    }
+
+
+def outdated_pages(app, env, added, changed, removed) -> list[str]:
+    """Return the pages with examples: outputs change with the package, not only with the text."""
+    return list(app.example_pages)
 
 
 def insert_outputs(app, docname: str, source: list[str]) -> None:
-    """Insert what the Python blocks of a page print and draw."""
-    text = page_text(docname, source[0])
-    outputs = app.example_outputs.get(f"{docname}.md")
-    source[0] = text if outputs is None else with_outputs(text, outputs)
+    """Replace a page by the text whose Python blocks were run, with what they print and draw."""
+    source[0] = app.example_pages.get(docname) or page_text(docname, source[0])
 
 
 def escape_docstring(app, what, name, obj, options, lines: list[str]) -> None:
@@ -136,6 +142,7 @@ def _escaped(text: str) -> str:
 def setup(app) -> None:
     """Connect the functions above to the build."""
     app.connect("builder-inited", run_examples)
+    app.connect("env-get-outdated", outdated_pages)
     app.connect("source-read", insert_outputs)
     # Before napoleon, which writes reStructuredText of its own.
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)

@@ -233,6 +233,15 @@ def test_page_figures_exist(page: str) -> None:
     assert [name for name in figures if not (PAGES[page].parent / name).is_file()] == []
 
 
+def test_pages_name_existing_benchmarks() -> None:
+    named = {name for page in PAGES for name in re.findall(r"benchmarks/(\w+\.py)", text(page))}
+    table = set(re.findall(r"\| `(\w+\.py)[^`|]*` \|$", text("benchmarks.md"), re.M))
+    assert len(table) > 8
+    assert len(named) > 20
+    files = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    assert (named | table) - files == set()
+
+
 def test_saving_page_names_the_format_version() -> None:
     assert f"the version of this layout, now {FORMAT_VERSION} |" in text("saving.md")
 

@@ -37,7 +37,7 @@ def test_reproduce_without_a_name_lists_experiments(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["figure-9"], "must be all or one of illustration, noise"),
+        (["figure-9"], "the experiment must be all or one of illustration, noise"),
         (["noise", "--device", "tpu"], "must be cpu or cuda; got 'tpu'"),
         (["noise", "--as", "printed-twice"], "`--as` must be printed or released; got 'printed-tw"),
         (["noise", "gplvm", "--as", "released"], "noise: no released settings are known; `--as "),

@@ -152,6 +152,25 @@ def test_column_note_says_how_a_column_is_read(name: str, values: list[object], 
     assert bool(note) == bool(written)
 
 
+def test_columns_with_the_same_two_readings_share_one_error() -> None:
+    table = DataTable.of({"x": ["1,5", "2,25"], "y": ["3,5", "0,25"], "town": ["a", "b"]})
+    with pytest.raises(InputError) as error:
+        column_kinds(table)
+    assert str(error.value) == (
+        "columns 'x', 'y': '1,5' looks like a number with a decimal comma; if it is, use "
+        "decimal=',' (`--decimal ,`). To read the columns as categories use `categorical` "
+        "(`--categorical 'x,y'`)."
+    )
+
+
+def test_columns_with_other_problems_are_counted_beside_those_of_two_readings() -> None:
+    columns = {"x": ["1,5", "2,25"], "y": ["3,5", "0,25"], "day": ["03/04/2024"], "z": ["", ""]}
+    with pytest.raises(InputError, match=r"^4 columns cannot be read as they are") as error:
+        column_kinds(DataTable.of({name: v * (2 // len(v)) for name, v in columns.items()}))
+    parts = ("(1) columns 'x', 'y': '1,5'", "(2) column 'day': '03/04/2024'", "(3) column 'z' is")
+    assert all(part in str(error.value) for part in parts)
+
+
 def test_column_note_leaves_out_separators_that_do_not_occur() -> None:
     table = DataTable.of({"a": ["1", "2"], "b": ["1,5", "2"]})
     kinds = column_kinds(table, decimal=",")

@@ -106,7 +106,7 @@ def test_encoder_invalid_training_table_raises_input_error(
         ({"day": ["1970-01-01"], "size": ["1"]}, "lacks columns.*'colour'"),
         (
             {"colour": ["a"], "day": ["1970-01-01"], "size": ["big"]},
-            "must have numbers.*'big' in row 1",
+            "must have numbers.*'big' in row 1.*Correct that row, or leave it out",
         ),
         (
             {"colour": ["a"], "day": ["1970-01-01"], "size": ["1,5"]},

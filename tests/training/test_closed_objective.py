@@ -21,9 +21,11 @@ from torch import Tensor
 
 from helpers import oracles
 from winnowgp.bounds import row_blocks
+from winnowgp.bounds.collapsed import moment_bound
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 from winnowgp.models.kernels import covariance
+from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import add_weak_priors, log_prior
 from winnowgp.training.closed_objective import ClosedObjective, closed_objective
 from winnowgp.training.coordinates import Coordinates
@@ -100,6 +102,28 @@ def test_closed_objective_equals_dense_oracle_and_its_differences(
     steps = 1e-5 * torch.eye(len(x), dtype=x.dtype)
     slopes = [(oracle(x + h) - oracle(x - h)) / 2e-5 for h in steps]
     torch.testing.assert_close(gradient, x.new_tensor(slopes), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_closed_objective_of_a_stream_equals_autograd(kernel: Callable[[], Kernel]) -> None:
+    data = rows()
+    first, later = data.part(slice(0, 18)), data.part(slice(18, 30))
+    online = OnlineGP.start(model(kernel(), data)).after(first)
+    online = online.with_candidates(torch.cat([online.memory.Z, later.X[:4]]))
+    gp = online.model
+    gp.candidates.requires_grad_(False)
+    coordinates = Coordinates(gp, data.X)
+    x = coordinates.read() + 0.1
+    coordinates.write(x)
+    objective = closed_objective(gp, online.objective(later), coordinates)
+    assert objective is not None
+    value, gradient = objective(x)
+    coordinates.clear_gradient()
+    moments = online._gaussian(later, online._jittered())
+    nats = torch.stack([moment_bound(m) for m in moments]).sum() + log_prior(gp)
+    nats.backward()
+    assert value == pytest.approx(nats.item(), rel=1e-8)
+    torch.testing.assert_close(gradient, coordinates.gradient(), rtol=1e-6, atol=1e-6)
 
 
 def test_closed_objective_with_weights_equals_autograd() -> None:

@@ -8,8 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
-from winnowgp.models import SparseGP
-from winnowgp.models import online as models_online
+from winnowgp.models import SparseGP, closed_forms
 from winnowgp.models.online import OnlineGP
 from winnowgp.training import AllCandidates, FixedAlpha, Goal, MaxPoints, Tolerance, update
 
@@ -73,13 +72,13 @@ def test_update_with_known_curvature_computes_fewer_gradients(
     online: OnlineGP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluations: list[int] = []
-    original = models_online.streaming_gradient
+    original = closed_forms.streaming_gradient
 
     def counted(*args: Any, **settings: Any) -> Any:
         evaluations[-1] += 1
         return original(*args, **settings)
 
-    monkeypatch.setattr(models_online, "streaming_gradient", counted)
+    monkeypatch.setattr(closed_forms, "streaming_gradient", counted)
     monkeypatch.setattr("winnowgp.training.streaming._shorten", lambda *_: False)
     steps = None
     for number in range(1, 7):

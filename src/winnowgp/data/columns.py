@@ -67,6 +67,7 @@ def column_kinds(
     forced = set(categorical)
     kinds: dict[str, ColumnKind] = {}
     problems: list[str] = []
+    ambiguous: dict[str, dict[str, Ambiguity]] = {}
     for name in table.names if names is None else names:
         try:
             kinds[name] = (
@@ -74,12 +75,17 @@ def column_kinds(
                 if name in forced
                 else _column_kind(table, name, decimal=decimal, dates=dates)
             )
+        except Ambiguity as ambiguity:
+            ambiguous.setdefault(ambiguity.advice, {})[name] = ambiguity
         except InputError as error:
             problems.append(str(error))
+    wrong = len(problems) + sum(map(len, ambiguous.values()))
+    # Columns of one table tend to be written alike: one error for all of them.
+    problems = [_ambiguity_of(columns) for columns in ambiguous.values()] + problems
     if len(problems) > 1:
         # All at once, so that their owner corrects them at once.
         shown = " ".join(f"({i}) {text}" for i, text in enumerate(problems[:_MOST_PROBLEMS], 1))
-        raise InputError(f"{len(problems)} columns cannot be read as they are. {shown}")
+        raise InputError(f"{wrong} columns cannot be read as they are. {shown}")
     if problems:
         raise InputError(problems[0])
     return kinds
@@ -132,21 +138,37 @@ def column_note(table: DataTable, name: str, kind: ColumnKind) -> str:
 
 
 def _column_kind(table: DataTable, name: str, *, decimal: str, dates: str) -> ColumnKind:
+    """Return what a column holds.
+
+    Raises:
+        Ambiguity: the column can be read in two ways.
+        InputError: it is empty, or has a few odd cells.
+    """
     if table.values[name].dtype != object:
         return ColumnKind("number")
     strings = table.strings(name)
     counts = Counter(string for string in strings if string is not None)
     if not counts:
         raise InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")
-    try:
-        known = recognised(counts, decimal=decimal, dates=dates)
-    except Ambiguity as ambiguity:
-        raise InputError(f"column {name!r}: {ambiguity}. {_categories_advice(name)}") from None
+    known = recognised(counts, decimal=decimal, dates=dates)
     if known is not None:
         return ColumnKind(*known)
     for kind in ("number", "date"):
         _check_odd_cells(table, name, counts, kind)
     return ColumnKind("category")
+
+
+def _ambiguity_of(columns: Mapping[str, Ambiguity]) -> str:
+    """Return the message about columns that can be read in the same two ways."""
+    names, message = list(columns), next(iter(columns.values()))
+    if len(names) == 1:
+        return f"column {names[0]!r}: {message}. {_categories_advice(names[0])}"
+    shown = ", ".join(map(repr, names[:_MOST_PROBLEMS]))
+    more = f" and {len(names) - _MOST_PROBLEMS} more" if len(names) > _MOST_PROBLEMS else ""
+    return (
+        f"columns {shown}{more}: {message}. To read the columns as categories use `categorical` "
+        f"(`--categorical {','.join(names)!r}`)."
+    )
 
 
 def _check_odd_cells(table: DataTable, name: str, counts: Counter[str], kind: str) -> None:

@@ -205,7 +205,7 @@ class ColumnEncoding:
         how = f" ({self.notation})" if str(self.notation) else ""
         raise InputError(
             f"column {self.name!r} must have {self.kind}s, as in the training table{how}; "
-            f"got {string[:40]!r} in {table.describe_row(row)}."
+            f"got {string[:40]!r} in {table.describe_row(row)}. Correct that row, or leave it out."
         )
 
     def _check_missing(self, table: DataTable, missing: NDArray[np.bool_], *, impute: bool) -> None:

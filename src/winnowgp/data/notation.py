@@ -191,10 +191,12 @@ def recognised(
 class Ambiguity(ValueError):
     """The strings of a column have several readings; the message says how to choose one."""
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, kind: str, example: str, advice: str) -> None:
+        super().__init__(example + advice)
         self.kind = kind
         """"number" or "date"."""
+        self.advice = advice
+        """The end of the message, which columns with other strings may share."""
 
 
 def may_be(string: str, kind: str) -> bool:
@@ -242,8 +244,9 @@ def _number_notation(counts: Iterable[str], decimal: str, sign: str) -> Notation
             example = next(string for string in counts if not notation.accepts(string, "number"))
             raise Ambiguity(
                 "number",
-                f"{example[:40]!r} has a decimal point, and decimal=',' (`--decimal ,`) is for "
-                "tables with decimal commas in all columns",
+                repr(example[:40]),
+                " has a decimal point, and decimal=',' (`--decimal ,`) is for tables with decimal "
+                "commas in all columns",
             )
         return None
     if sign and _all(Notation(sign=sign), counts, "number"):
@@ -258,14 +261,15 @@ def _number_notation(counts: Iterable[str], decimal: str, sign: str) -> Notation
         what = "a decimal comma" if "," in example else "points between thousands"
         raise Ambiguity(
             "number",
-            f"{example[:40]!r} looks like a number with {what}; if it is, use decimal=',' "
-            "(`--decimal ,`)",
+            repr(example[:40]),
+            f" looks like a number with {what}; if it is, use decimal=',' (`--decimal ,`)",
         )
     readings = (f"{Notation(d, sign).number(example):g}" for d in (".", ","))
     raise Ambiguity(
         "number",
-        "{!r} may be {} or {}; use decimal='.' (`--decimal .`) if commas separate thousands, or "
-        "decimal=',' (`--decimal ,`) if they are decimal commas".format(example[:40], *readings),
+        "{!r} may be {} or {}".format(example[:40], *readings),
+        "; use decimal='.' (`--decimal .`) if commas separate thousands, or decimal=',' "
+        "(`--decimal ,`) if they are decimal commas",
     )
 
 
@@ -281,8 +285,9 @@ def _date_notation(counts: Iterable[str], dates: str) -> Notation | None:
         shown = " or ".join(_readings(example))
         raise Ambiguity(
             "date",
-            f"{example[:40]!r} may be {shown}; use dates='day-first' (`--dates day-first`) or "
-            "dates='month-first' (`--dates month-first`)",
+            f"{example[:40]!r} may be {shown}",
+            "; use dates='day-first' (`--dates day-first`) or dates='month-first' "
+            "(`--dates month-first`)",
         )
     return Notation(dates=possible[0]) if possible else None
 

@@ -56,7 +56,9 @@ def select_experiments(*names: str) -> list[Experiment]:
     known = [experiment.name for experiment in every]
     for name in names:
         if name not in ("all", *known):
-            raise InputError(f"`name` must be all or one of {', '.join(known)}; got {name!r}.")
+            raise InputError(
+                f"the experiment must be all or one of {', '.join(known)}; got {name!r}."
+            )
     return [experiment for experiment in every if {"all", experiment.name} & set(names)]
 
 

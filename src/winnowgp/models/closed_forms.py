@@ -13,10 +13,12 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean, ZeroMean
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
+from winnowgp.bounds.streaming import Memory
+from winnowgp.bounds.streaming_gradient import streaming_gradient
 from winnowgp.bounds.two_pass import (
     BoundGradient,
     evidence_gradient,
@@ -60,6 +62,8 @@ class GaussianModel(Protocol):
 class ParametricBound:
     """The collapsed bound or the exact evidence of fixed rows at the parameters of a model.
 
+    The bound of a stream has rows that are remembered at some of the candidates as well.
+
     The gradient is computed with the value. That of the collapsed bound takes two passes over
     blocks of rows (`bounds.two_pass`); without gradients (`torch.no_grad`), one pass is enough.
     Memory does not grow with N · M, nor with N if the rows are not in memory. The exact evidence
@@ -72,6 +76,10 @@ class ParametricBound:
     """Whether this is the exact evidence."""
     dtype: torch.dtype | None = None
     """Data type of blocks of rows, if less precise than that of the sums."""
+    memory: Memory | None = None
+    """What is remembered of earlier rows, for a mean of zero and one noise variance."""
+    match: Int[Tensor, " M"] | None = None
+    """The candidate that each point of the memory is."""
 
     def __call__(self) -> Scalar:
         """Return the bound in nats, differentiable in all parameters."""
@@ -80,6 +88,11 @@ class ParametricBound:
             return evidence(model.kernel, blocks=blocks, mean=model.mean, noise=model.noise)
         noise = model.noise
         chunked, inputs = chunked_kernel(model.kernel, model.candidates, blocks, dtype)
+        if self.memory is not None:
+            own = noise.detach().reshape(())
+            return WithGradient.apply(
+                lambda: unpacked(self.gradient(chunked, noise=own)), noise.reshape(()), *inputs
+            )
         mean, more = chunked_mean(model.mean)
         fixed = noise.detach()
         if not torch.is_grad_enabled():
@@ -92,6 +105,11 @@ class ParametricBound:
 
     def gradient(self, kernel: ChunkedKernel, *, noise: TargetNoise) -> BoundGradient:
         """Return the bound with a mean of zero and its gradient, at any kernel and noise."""
+        if self.memory is not None:
+            assert self.match is not None
+            return streaming_gradient(
+                kernel, self.blocks, self.memory, match=self.match, noise=noise
+            )
         mean = AutogradMean(ZeroMean(), parameters=())
         if not self.exact:
             return two_pass_bound(kernel, self.blocks, mean=mean, noise=noise, dtype=self.dtype)
