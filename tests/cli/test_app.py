@@ -51,6 +51,11 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("plot y.winnow --what art", "`--what` must be one of"),
         ("plot y.winnow -o a.doc", r"must end in one of \.png"),
         ("data moon", "`NAME` must be one of"),
+        ("data energy -o a.csv", r"`--output` must end in \.csv\.gz; got 'a\.csv'"),
+        (
+            "fit SHOP -t y --id id --drop x --test-file one.csv",
+            "`--test-file` must have the target",
+        ),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
@@ -67,6 +72,9 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     if "posterior.winnow" in typed:
         model = winnowgp.load(models["y"]).estimator
         typed[1] = str(model.save(shop.parent / "posterior.winnow"))
+    if "one.csv" in typed:
+        typed[-1] = str(shop.parent / "one.csv")
+        Path(typed[-1]).write_text("a\n1\n", encoding="utf-8")
     output = refusal(typed, capfd)
     assert re.search(message, output), output
     assert list(tmp_path.iterdir()) == []

@@ -74,6 +74,25 @@ def test_tolerance_within_a_small_gain_is_smaller(gain: float, N: int, nats: flo
     assert tolerance.share == 0.02
 
 
+@pytest.mark.parametrize(
+    ("nats", "gain", "expected"),
+    [
+        # Five times the default may give up five fiftieths of 40 nats, shared by 100 observations.
+        (0.05, 40.0, 0.04),
+        (0.05, 400.0, 0.05),
+        # A smaller tolerance has the share of the default.
+        (0.008, 30.0, 0.006),
+        # At most half of the gain, unless that is half a nat.
+        (0.5, 40.0, 0.2),
+        (0.5, 0.1, 0.005),
+    ],
+)
+def test_tolerance_within_has_a_share_that_grows_with_it(
+    nats: float, gain: float, expected: float
+) -> None:
+    assert Tolerance(nats).within(gain, N=100).nats == pytest.approx(expected)
+
+
 def test_other_goals_ignore_reference() -> None:
     for goal in (MaxPoints(3), FixedAlpha(0.2)):
         assert goal.size(FRONTIER, reference=1e6) == goal.size(FRONTIER, reference=-1e6) == 3

@@ -8,6 +8,8 @@ _BOTH = re.compile(r"(?:`\w+(?:=[^`]*)?`|\b\w+=\S+) \(`(--[\w-]+ [^`]+)`\)")
 _BARE = re.compile(r"(`\w+(?:=[^`]*)?`) \(`--[\w-]+`\)")
 _VALUE = re.compile(r"`(\w+)=(?:'([^'`]*)'|\"([^\"`]*)\"|([^`]*))`")
 _NAME = re.compile(r"`(\w+)`")
+# Arguments of Python that have another name than their option.
+_OTHER_NAMES = {"targets": "--target", "test_table": "--test-file", "folds": "--cv"}
 
 
 def with_options(message: str) -> str:
@@ -48,4 +50,4 @@ def _options() -> dict[str, str]:
     parameters = [each for command in commands.values() for each in command.params]
     arguments = {each.name for each in parameters if each.param_type_name == "argument"}
     options = {each.name: max(each.opts, key=len) for each in parameters}
-    return {name: options[name] for name in options.keys() - arguments} | {"targets": "--target"}
+    return {name: options[name] for name in options.keys() - arguments} | _OTHER_NAMES

@@ -46,9 +46,8 @@ PICTURES = (".png", ".pdf", ".svg")
 def checked_output(output: Path, suffixes: tuple[str, ...] = ()) -> Path:
     """Return `output` if a file with one of these suffixes can be written there."""
     if suffixes and not output.name.lower().endswith(suffixes):
-        raise InputError(
-            f"`--output` must end in one of {', '.join(suffixes)}; got {output.name!r}."
-        )
+        ends = suffixes[0] if len(suffixes) == 1 else f"one of {', '.join(suffixes)}"
+        raise InputError(f"`--output` must end in {ends}; got {output.name!r}.")
     folder = output.absolute().parent
     if not folder.is_dir():
         raise InputError(

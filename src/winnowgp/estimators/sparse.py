@@ -97,8 +97,8 @@ class SparseEstimator(BaseGP, ABC):
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
             keep fewer. "auto" derives it from `tolerance`.
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
-            most 2 % of what that model gains over a constant prediction. 0.01 by default, unless
-            another parameter sets the number of inducing points.
+            most 2 % of what that model gains over a constant prediction, a share that grows with a
+            larger tolerance. 0.01 by default, unless another parameter sets the number of points.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
             the held-out log density.
         max_points: largest number of inducing points. With a `tolerance` fewer are kept if they are

@@ -21,6 +21,9 @@ from winnowgp.typing import Mask
 
 ROWS = 1000
 _REPEATS = 5
+# The default tolerance in nats per observation, and the largest share of the gain over a constant
+# that a larger one may give up: the data have shown an effect, so that a constant is not enough.
+_DEFAULT, _MOST_SHARE = 0.01, 0.5
 
 
 class Goal(ABC):
@@ -105,9 +108,10 @@ class Tolerance(Goal):
     The tolerance is in nats per observation; in a deep GP it is shared by all layers.
     """
 
-    nats: float = 0.01
+    nats: float = _DEFAULT
     share: float = 0.02
-    """Largest ELBO gap, as a share of the gain over the constant model."""
+    """Largest ELBO gap of the default tolerance, as a share of the gain over the constant model. It
+    grows in proportion with a larger tolerance, to one half."""
     limit: "MaxPoints | MaxCost | MaxPredictTime | None" = None
     """A limit that holds as well: as many points as it allows if the tolerance needs more."""
 
@@ -121,13 +125,15 @@ class Tolerance(Goal):
     def within(self, gain: float, *, N: int | float) -> "Tolerance":
         """Return the tolerance for data on which the largest model gains little.
 
-        Half a nat in total may always be given up: no data could show the difference.
+        At most a share of the gain may be given up, and always half a nat in total: no data could
+        show the difference.
 
         Args:
             gain: nats by which the largest model exceeds the constant model.
             N: number of observations.
         """
-        return replace(self, nats=min(self.nats, max(self.share * gain, 0.5) / N))
+        share = min(self.share * max(self.nats / _DEFAULT, 1.0), max(self.share, _MOST_SHARE))
+        return replace(self, nats=min(self.nats, max(share * gain, 0.5) / N))
 
     def size(self, frontier: Frontier, *, reference: float) -> int:
         size = frontier.smallest(self.nats, reference=reference)
