@@ -39,7 +39,7 @@ _LONGEST = 2.0
 # would move far, and targets that are zero carry no information.
 _SMALLEST = 1e-3
 # Share of the gain that ends an optimisation which the next step must be expected to reach.
-_EXPECTED = 0.02
+_EXPECTED = 0.1
 # Iterations of L-BFGS that one of these stands for, in a stopping rule.
 _ITERATIONS = 2
 # Rows from which Newton steps are taken. An evaluation of fewer rows takes little time, and with 50
@@ -65,7 +65,7 @@ def maximise_by_scoring(
     """Return a local maximum that is no lower than the objective at `start`.
 
     An iteration is one evaluation. They end once the next step is expected to gain less than a
-    fiftieth of `stop.gain`, after `stop.window` iterations that gained less than it, or after half
+    tenth of `stop.gain`, after `stop.window` iterations that gained less than it, or after half
     of `stop.iterations`, which are those of L-BFGS.
 
     Args:
