@@ -37,6 +37,20 @@ def test_strings_of_an_array_name_their_column_by_number() -> None:
         SparseGPRegressor().fit([["a"], ["b"]], [1, 2])
 
 
+@pytest.mark.parametrize(
+    "y", [["a", "b"] * 10, pd.Series(["a", "b"] * 10), pd.DataFrame({"y": ["a", "b"] * 10})]
+)
+def test_strings_among_targets_are_no_inputs(y: Any) -> None:
+    with pytest.raises(InputError, match=r"`y` must be numbers; .*Use a classifier for labels"):
+        SparseGPRegressor().fit(X, y)
+
+
+@pytest.mark.parametrize("inputs", ["abc", ["a", "b"], [[["a"]], [["b"]]]])
+def test_strings_of_another_shape_keep_the_error_of_the_shape(inputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"could not convert string to float|dim 3"):
+        SparseGPRegressor().fit(inputs, [1, 2])
+
+
 @pytest.mark.parametrize("fit", FITS, ids=NAMES)
 def test_missing_inputs_name_the_first_and_what_imputes_them(fit: Callable[[Any], Any]) -> None:
     frame = FRAME[["size"]].assign(age=[1.0] * 7 + [np.nan] * 2 + [2.0] * 11)

@@ -7,6 +7,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
+from winnowgp.bounds import streaming
 from winnowgp.bounds.streaming import Memory, joined
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP, VariationalGP
@@ -39,6 +40,20 @@ def window(model: SparseGP | VariationalGP, data: Dataset) -> list[Memory]:
         memories.append(online.batch_memory(data.part(batch)))
         online = OnlineGP(model, joined(memories))
     return memories
+
+
+@pytest.mark.parametrize("R", [2, 3, 6])
+def test_observed_combinations_of_several_memories_equal_the_product(
+    R: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Joined memories observe more combinations than they have points.
+    monkeypatch.setattr(streaming, "_TRIANGULAR", 1)
+    generator = torch.Generator().manual_seed(0)
+    V = torch.randn(4, 3, generator=generator, dtype=torch.float64).triu()
+    A = torch.randn(3, R, generator=generator, dtype=torch.float64).triu()
+    B, gram = streaming.observed_combinations(V, A)
+    torch.testing.assert_close(B, V @ A)
+    torch.testing.assert_close(gram, B @ B.mT)
 
 
 @pytest.mark.parametrize("P", [1, 2])

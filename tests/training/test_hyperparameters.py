@@ -27,6 +27,7 @@ from winnowgp.training.initialization import (
     trainable_lengthscales,
 )
 from winnowgp.training.lbfgs import Maximum, Stop, maximise_elbo
+from winnowgp.training.optima import Optimum
 
 
 def data(N: int = 50, D: int = 1, seed: int = 0) -> Dataset:
@@ -448,22 +449,38 @@ def test_evidence_fresh_start_finds_the_optimum_that_fewer_rows_miss(monkeypatch
     flat.kernel.initialize(outputscale=1e-6)
     trainable_lengthscales(flat.kernel)[0].initialize(lengthscale=1e3)
     start = hyperparameters.Start(flat, 0)
-    monkeypatch.setattr(hyperparameters._Search, "continued", lambda search, ranked: [start])
+    monkeypatch.setattr(hyperparameters._Search, "continued", lambda search, ranked, **_: [start])
     found = compared(rows, ScaleKernel(RBFKernel())).optima[0].evidence
     assert found == pytest.approx(best, abs=0.1)
 
 
-def test_evidence_every_kernel_is_started_anew_with_all_rows(monkeypatch) -> None:
+def test_evidence_two_optima_of_each_kernel_are_continued() -> None:
+    rows = data(20)
+    models = [model(rows, kernel) for kernel in (ScaleKernel(RBFKernel()), MaternKernel(nu=2.5))]
+    # Kernels and evidences, the best first; the second and the fifth equal those before them.
+    found = [(0, 100.0), (0, 99.99), (0, 90.0), (1, 85.0), (1, 84.99), (0, 80.0), (1, 70.0)]
+    ranked = [
+        Optimum(model(rows, models[k].kernel, noise=1 / nats), nats, rows.observations, k)
+        for k, nats in found
+    ]
+    search = hyperparameters._Search(models, rows, torch.arange(20), Budget(rows.X.device), LOG)
+
+    def continued(*, of_each_kernel: bool) -> list[tuple[int, float]]:
+        starts = search.continued(ranked, of_each_kernel=of_each_kernel)
+        return [(s.kernel, pytest.approx(1 / s.model.noise.item())) for s in starts]
+
+    assert continued(of_each_kernel=False) == [(0, 100.0), (0, 90.0)]
+    assert continued(of_each_kernel=True) == [(0, 100.0), (0, 90.0), (1, 85.0), (1, 70.0)]
+
+
+def test_evidence_of_each_kernel_is_that_of_all_rows(monkeypatch) -> None:
     rows = drawn(150, 0.5, 0.1)
-    kernels = [ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel(nu=2.5))]
-    best = compared(rows, kernels[1]).optima[0].evidence
     monkeypatch.setattr(hyperparameters, "STAGES", (30, 60, 200))
-    # Fewer rows lead to no optimum of the second kernel.
-    monkeypatch.setattr(hyperparameters._Search, "other_kernels", lambda search, ranked, count: [])
-    start = hyperparameters.Start(SparseGP(kernels[0], rows.X[:0], noise=1.0), 0)
-    monkeypatch.setattr(hyperparameters._Search, "continued", lambda search, ranked: [start])
-    found = [optimum for optimum in compared(rows, *kernels).optima if optimum.kernel == 1]
-    assert found[0].evidence == pytest.approx(best, abs=0.1)
+    kernels = [ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel(nu=2.5))]
+    found = compared(rows, *kernels)
+    for index, kernel in enumerate(kernels):
+        best = compared(rows, kernel).optima[0].evidence / rows.observations
+        assert found.kernels[index] == pytest.approx(best, abs=2e-3)
 
 
 def test_starting_points_keep_equal_terms_apart() -> None:

@@ -237,6 +237,15 @@ def test_weights_of_one_draw_are_tempered() -> None:
     assert 0 < power[0] < 1
 
 
+def test_weights_of_far_draws_are_tempered() -> None:
+    # exp(−800) is zero in double precision.
+    log_weights = torch.full((32,), -800.0, dtype=torch.float64)
+    log_weights[0] = 0.0
+    weights = laplace._tempered_weights(log_weights, 16)
+    assert 1 / weights.square().sum().item() == pytest.approx(16, rel=1e-3)
+    assert weights[0] > weights[1] > 0
+
+
 def test_weights_of_fewer_draws_are_equal() -> None:
     log_weights = torch.tensor([3.0, 0.0, 1.0, -torch.inf]).double()
     weights = laplace._tempered_weights(log_weights, 16)

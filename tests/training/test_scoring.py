@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, Scal
 from torch import Tensor
 
 from winnowgp.data import Dataset
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import TrainingError
 from winnowgp.models import SparseGP
 from winnowgp.models.kernels import copy_module, covariance
@@ -180,6 +182,29 @@ def test_scoring_failing_region_is_left_out() -> None:
     assert 0 < maximum.x[0] <= 0.5
     with pytest.raises(TrainingError, match="initial parameters"):
         maximise_by_scoring(lambda x: None, start, stop=Stop())
+
+
+def test_scoring_rejected_steps_do_not_end_it() -> None:
+    # Steps are far too long until three of them were rejected.
+    def steep(x: Tensor) -> Evaluation:
+        value, gradient, information = rosenbrock(x)
+        return value, gradient, 1e-3 * information
+
+    start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    maximum = maximise_by_scoring(steep, start, stop=Stop(1e-3, 2, 400))
+    assert maximum.value > rosenbrock(start)[0]
+
+
+def test_scoring_every_process_has_the_point_of_the_first(monkeypatch) -> None:
+    first = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+
+    def received(self: ProcessGroup, value: Tensor, x: Tensor, *others: Tensor) -> Any:
+        return (value, first, *others)
+
+    monkeypatch.setattr(ProcessGroup, "broadcast", received)
+    path = scoring._Path(first + 1e-12, ProcessGroup(rank=1, world_size=2))
+    path.begin(rosenbrock)
+    assert torch.equal(path.x, first)
 
 
 def test_scoring_iterations_are_half_of_those_of_lbfgs() -> None:

@@ -245,7 +245,7 @@ def observed_combinations(
     Both factors are upper triangular if the points of the memory are the first candidates.
     """
     K, M = V.shape
-    plain = V.requires_grad or A.shape[1] < M or M > K or M < _TRIANGULAR
+    plain = V.requires_grad or A.shape[1] != M or M > K or M < _TRIANGULAR
     if plain or bool(A.tril(-1).any()) or bool(V.tril(-1).any()):
         B = V @ A
         return B, B @ B.mT

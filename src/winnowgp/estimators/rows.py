@@ -66,8 +66,14 @@ def explained_inputs(X: Any) -> Iterator[None]:
         if strings not in str(error) and missing not in str(error):
             raise
         cells = np.asarray(collected(X), dtype=object)
+        if cells.ndim != 2:
+            raise
         holds = _is_missing if missing in str(error) else _is_no_number
         wrong = np.array([[holds(value) for value in row] for row in cells])
+        if not wrong.any():
+            raise InputError(
+                "`y` must be numbers; it has strings. Use a classifier for labels."
+            ) from error
         row, column = np.argwhere(wrong)[0]
         name = getattr(X, "columns", range(cells.shape[1]))[column]
         if missing in str(error):

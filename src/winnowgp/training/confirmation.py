@@ -130,7 +130,7 @@ def confirmed_optima(
         refit = partial(_refitted, steps, optimum.model)
         gain = held_out_gain(data, refit, enough=enough, is_late=steps.is_late)
         certain = _is_certain(optimum, data)
-        if confirms(gain, data.N, certain=certain, averaged=averaged):
+        if confirms(gain, data.N, data.P, certain=certain, averaged=averaged):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
             return replace(
                 initial,
@@ -213,7 +213,7 @@ def _robust(
     advantage = PredictiveGap.of(own[:n], gain[:n])
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
         return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
-    if not confirms(gain, data.N, averaged=averaged):
+    if not confirms(gain, data.N, data.P, averaged=averaged):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
     return replace(
@@ -230,18 +230,19 @@ def _holding(model: Model, names: Iterable[str]) -> Model:
 
 
 def confirms(
-    gain: Float[Tensor, " n"], N: int, *, certain: bool = False, averaged: bool = False
+    gain: Float[Tensor, " n"], N: int, P: int = 1, *, certain: bool = False, averaged: bool = False
 ) -> bool:
     """Return whether the gain on held-out rows says that a model generalises.
 
     Args:
+        gain, N, P: as in `constant_weight`.
         certain: whether the evidence leaves no doubt, so that a loss within its error is accepted.
         averaged: whether it suffices that the average with a constant, of the weight that these
             gains give it, predicts clearly better than the constant alone: one or two rows that are
             predicted badly do not outweigh all others then.
     """
     if averaged:
-        w = constant_weight(gain, N)
+        w = constant_weight(gain, N, P)
         average = torch.logaddexp(gain + log1p(-w), torch.full_like(gain, log(w)))
         gap = PredictiveGap.of(average, torch.zeros_like(average))
         if gap.nats > _CLEAR * gap.standard_error:

@@ -6,8 +6,8 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
 1. A few rows: many starts of the first kernel.
 2. More rows: the best modes, starts in which the function varies along one column only, and the
    other kernels from the best mode.
-3. All affordable rows: the best few optima, the best kernel from the start, and a linear term once
-   more. Where a bound with few inducing points is close to the evidence, it is maximised first.
+3. All affordable rows: the best few optima (of up to 1,000 rows two of each kernel), the best
+   kernel from the start, and a linear term once more. Where a bound with few inducing points is close to the evidence, it is maximised first.
 
 Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
 finer structure, and the collapsed bound of all rows decides later.
@@ -15,6 +15,7 @@ finer structure, and the collapsed bound of all rows decides later.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf, sqrt
 from typing import Generic
 
@@ -142,14 +143,18 @@ def maximise_evidence(
         if search.is_late():
             break
         reached = count
-        # The exact evidence of many rows is expensive, and its best mode is known by then.
-        most = 1 if count > 4 * STAGES[-1] else 3
-        ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
         if count <= STAGES[-1] and linear_gain is None:
-            # Fewer rows may have no optimum near the best one of these, with any kernel.
-            kernels = dict.fromkeys([ranked[0].kernel, *range(len(models))])
-            ranked += search.optimise([search.fresh(kernel) for kernel in kernels], count)
+            # With more rows a second optimum of a kernel may become its best, one of less noise
+            # usually; and fewer rows may have no optimum near the best one of these.
+            starts = search.continued(ranked, of_each_kernel=True)
+            ranked = search.optimise(starts, count, continued=True)
+            ranked += search.optimise([search.fresh(ranked[0].kernel)], count)
             ranked.sort(key=descending)
+            result = search.initialization(ranked, count)
+        else:
+            # The exact evidence of many rows is expensive, and its best mode is known by then.
+            most = 1 if count > 4 * STAGES[-1] else 3
+            ranked = search.optimise(search.continued(ranked)[:most], count, continued=True)
     late = linear_term and search.is_late()
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
         # A slope that pays with all rows may not pay with a part of them.
@@ -338,14 +343,22 @@ class _Search(Generic[Model]):
         optimum = _optimum(start, maximum, rows)
         return optimum, optimum.evidence - bound <= _LEFT * rows.observations
 
-    def continued(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
-        """Return the best optimum as it is, and distinct ones with lengthscales within range.
+    def continued(
+        self, ranked: Sequence[Optimum[Model]], *, of_each_kernel: bool = False
+    ) -> list[Start[Model]]:
+        """Return the best optimum as it is, and two distinct ones with lengthscales within range.
+
+        Those two are the best of all, or the best of each kernel.
 
         The best one unchanged as well: bringing back the lengthscale of a column that is irrelevant
         with more rows, too, can end in a worse mode.
         """
-        starts = [Start(ranked[0].model, ranked[0].kernel)]
-        for optimum in distinct_optima(ranked)[:2]:
+        distinct, starts = distinct_optima(ranked), [Start(ranked[0].model, ranked[0].kernel)]
+        chosen = distinct[:2]
+        if of_each_kernel:
+            own = ([o for o in distinct if o.kernel == k][:2] for k in range(len(self.models)))
+            chosen = sorted(chain.from_iterable(own), key=descending)
+        for optimum in chosen:
             model = copy_module(optimum.model)
             if shorten_lengthscales(model.kernel, self.data) or optimum is not ranked[0]:
                 starts.append(Start(model, optimum.kernel))

@@ -8,7 +8,7 @@ as the density.
 """
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, log
 from typing import final
 
 import torch
@@ -275,8 +275,8 @@ def _tempered_weights(log_weights: Float[Tensor, " n"], effective: int) -> Float
     largest power τ ≤ 1 with 1/Σ w² ≥ `effective` (τ = 0 if fewer draws than these are finite): a
     few draws, where the density is far above its Laplace approximation, do not stand for all of it.
     """
-    weights = (log_weights - log_weights.max()).exp()
-    log_weights = weights.clamp_max(weights.mean().item() * sqrt(len(weights))).log()
+    n = len(log_weights)
+    log_weights = log_weights.clamp_max(log_weights.logsumexp(0).item() - 0.5 * log(n))
 
     def tempered(power: float) -> Tensor:
         return (power * log_weights).softmax(0)
