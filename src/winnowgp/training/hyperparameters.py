@@ -7,7 +7,8 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
 2. More rows: the best modes, starts in which the function varies along one column only, and the
    other kernels from the best mode.
 3. All affordable rows: the best few optima (of up to 1,000 rows two of each kernel), the best
-   kernel from the start, and a linear term once more. Where a bound with few inducing points is close to the evidence, it is maximised first.
+   kernel from the start, and a linear term once more. Where a bound with few inducing points is
+   close to the evidence, it is maximised first.
 
 Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
 finer structure, and the collapsed bound of all rows decides later.
