@@ -40,8 +40,10 @@ _LONGEST = 2.0
 _SMALLEST = 1e-3
 # Share of the gain that ends an optimisation which the next step must be expected to reach.
 _EXPECTED = 0.1
-# Iterations of L-BFGS that one of these stands for, in a stopping rule.
-_ITERATIONS = 2
+# Iterations of L-BFGS that one of these stands for, in a stopping rule of more than so many. Fewer
+# of them rank starts: with half as many, one of 14 small tables ended 0.03 nats per observation
+# lower, and fits were about 5 % quicker.
+_ITERATIONS, _RANKING = 2, 12
 # Rows from which Newton steps are taken. An evaluation of fewer rows takes little time, and with 50
 # rows `confirmation` told noise from an effect in 13 of 16 draws with L-BFGS, and in 11 with these.
 _FEWEST_ROWS = 250
@@ -66,7 +68,7 @@ def maximise_by_scoring(
 
     An iteration is one evaluation. They end once the next step is expected to gain less than a
     tenth of `stop.gain`, after `stop.window` iterations that gained less than it, or after half
-    of `stop.iterations`, which are those of L-BFGS.
+    of `stop.iterations`, which are those of L-BFGS, but not before twelve of them.
 
     Args:
         objective: nats, gradient and average information; None where it cannot be computed.
@@ -78,7 +80,8 @@ def maximise_by_scoring(
     stage = checkpoint_log.stage({"path": path}, start=[start])
     if not path.trace:
         path.begin(objective)
-    most, trace = max(ceil(stop.iterations / _ITERATIONS), 1), path.trace
+    most = min(max(ceil(stop.iterations / _ITERATIONS), _RANKING), max(stop.iterations, 1))
+    trace = path.trace
     while not stage.ended and len(trace) <= most and len(start):
         step, expected = path.step()
         if expected < _EXPECTED * stop.gain:
