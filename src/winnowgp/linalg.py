@@ -31,8 +31,6 @@ from winnowgp.errors import NotPositiveDefiniteError
 
 __all__ = ["Cholesky", "cholesky"]
 
-# Least number of rows of a block of a triangular matrix.
-_BLOCK = 48
 _LADDERS = {
     torch.float64: (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5),
     torch.float32: (1e-6, 1e-5, 1e-4, 1e-3),
@@ -139,33 +137,6 @@ def solve_lower(L: Float[Tensor, "*#batch M M"], A: Float[Tensor, "*#batch M C"]
     solve from the left copies it first, a fifth of the time for 200 by 2048.
     """
     return torch.linalg.solve_triangular(L.mT, A.mT, upper=True, left=False).mT
-
-
-def upper_product(
-    U: Float[Tensor, "M M"], W: Float[Tensor, "M M"], *, blocks: int = 8
-) -> Float[Tensor, "M M"]:
-    """Return U W for upper-triangular matrices, in a third of the time of a dense product."""
-    product = torch.zeros_like(W)
-    for start, end in _blocks(len(U), blocks):
-        torch.mm(U[start:end, start:], W[start:, start:], out=product[start:end, start:])
-    return product
-
-
-def upper_gram(U: Float[Tensor, "M M"], *, blocks: int = 8) -> Float[Tensor, "M M"]:
-    """Return U Uᵀ for an upper-triangular matrix, in a quarter of the time of a dense product."""
-    product = torch.empty_like(U)
-    for start, end in _blocks(len(U), blocks):
-        rows = product[start:end, :end]
-        torch.mm(U[start:end, start:], U[:end, start:].mT, out=rows)
-        product[:start, start:end] = rows[:, :start].mT
-    return product
-
-
-def _blocks(M: int, blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last row of each block of rows; few rows are one block."""
-    size = max(-(-M // blocks), _BLOCK)
-    for start in range(0, M, size):
-        yield start, min(start + size, M)
 
 
 def half_log_det(L: Float[Tensor, "*batch M M"]) -> Float[Tensor, "*batch"]:

@@ -18,6 +18,8 @@ from winnowgp.bounds.panels import (
     panels,
     solve_in_panels,
     squared_columns,
+    triangular_gram,
+    triangular_product,
     upper_product,
     whiten,
 )
@@ -125,3 +127,12 @@ def test_solve_in_panels_singular_covariance_keeps_the_bound() -> None:
         bounds.append(value - p.Y.shape[1] * trace)
     # Without refinement they differ by 5e-5.
     torch.testing.assert_close(bounds[1], bounds[0], rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 47, 96, 97, 401])
+def test_products_of_upper_triangles_equal_dense_ones(size: int) -> None:
+    g = torch.Generator().manual_seed(size)
+    U, W = torch.randn(2, size, size, generator=g, dtype=torch.float64).triu()
+    torch.testing.assert_close(triangular_product(U, W), U @ W)
+    torch.testing.assert_close(triangular_product(U.mT.contiguous().mT, W), U @ W)
+    torch.testing.assert_close(triangular_gram(U), U @ U.mT)

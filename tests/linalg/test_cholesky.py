@@ -10,8 +10,6 @@ from winnowgp.linalg import (
     half_log_det,
     jitter_ladder,
     solve_lower,
-    upper_gram,
-    upper_product,
 )
 
 
@@ -107,12 +105,3 @@ def test_definite_cholesky_overwrites_a_matrix_stored_by_columns() -> None:
     torch.testing.assert_close(L, expected, rtol=1e-12, atol=0)
     with pytest.raises(NotPositiveDefiniteError):
         definite_cholesky(-random_matrix(8, 5, 1).mT, overwrite=True)
-
-
-@pytest.mark.parametrize("size", [0, 1, 47, 96, 97, 401])
-def test_products_of_upper_triangles_equal_dense_ones(size: int) -> None:
-    g = torch.Generator().manual_seed(size)
-    U, W = torch.randn(2, size, size, generator=g, dtype=torch.float64).triu()
-    torch.testing.assert_close(upper_product(U, W), U @ W)
-    torch.testing.assert_close(upper_product(U.mT.contiguous().mT, W), U @ W)
-    torch.testing.assert_close(upper_gram(U), U @ U.mT)

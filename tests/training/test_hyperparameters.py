@@ -21,7 +21,6 @@ from winnowgp.training.budget import Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
 from winnowgp.training.hyperparameters import Initialization, maximise_evidence
 from winnowgp.training.initialization import (
-    random_start_centres,
     scaled,
     starting_points,
     trainable_lengthscales,
@@ -492,13 +491,3 @@ def test_starting_points_keep_equal_terms_apart() -> None:
     for start in starts:
         long, short = (part.lengthscale for part in trainable_lengthscales(start.kernel))
         torch.testing.assert_close(short, 0.1 * long, rtol=1e-4, atol=0)
-
-
-def test_random_start_centres_are_means_of_their_rows() -> None:
-    g = torch.Generator().manual_seed(0)
-    X = torch.randn(60, 2, generator=g, dtype=torch.float64)
-    centres = random_start_centres(X, 5, generator=g, max_iter=100)
-    nearest = torch.cdist(X, centres).argmin(1)
-    assert len(nearest.unique()) == 5
-    for k in range(5):
-        torch.testing.assert_close(centres[k], X[nearest == k].mean(0))

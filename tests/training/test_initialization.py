@@ -1,4 +1,4 @@
-"""Sub-samples for the evidence keep rare targets, with weights that restore their shares."""
+"""Sub-samples keep rare targets, with weights that restore their shares; centres of rows."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.models import VariationalGP
-from winnowgp.training.initialization import representative_rows
+from winnowgp.training.initialization import random_start_centres, representative_rows
 
 N, COUNT = 4000, 250
 
@@ -125,3 +125,13 @@ def test_representative_rows_otherwise_are_a_plain_sample(likelihood, y: Tensor,
     rows = chosen(likelihood(), y, count)
     assert rows.weights is None
     assert rows.X[:, 0].tolist() == plain(y, count)
+
+
+def test_random_start_centres_are_means_of_their_rows() -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(60, 2, generator=g, dtype=torch.float64)
+    centres = random_start_centres(X, 5, generator=g, max_iter=100)
+    nearest = torch.cdist(X, centres).argmin(1)
+    assert len(nearest.unique()) == 5
+    for k in range(5):
+        torch.testing.assert_close(centres[k], X[nearest == k].mean(0))

@@ -42,6 +42,27 @@ def upper_product(L: Float[Tensor, "M M"], A: Float[Tensor, "M B"]) -> Float[Ten
     return product
 
 
+def triangular_product(
+    U: Float[Tensor, "M M"], W: Float[Tensor, "M M"], *, count: int = 8
+) -> Float[Tensor, "M M"]:
+    """Return U W for upper-triangular matrices, in a third of the time of a dense product."""
+    product = torch.zeros_like(W)
+    for panel in panels(len(U), max(-(-len(U) // count), PANEL)):
+        after = slice(panel.start, None)
+        torch.mm(U[panel, after], W[after, after], out=product[panel, after])
+    return product
+
+
+def triangular_gram(U: Float[Tensor, "M M"], *, count: int = 8) -> Float[Tensor, "M M"]:
+    """Return U Uᵀ for an upper-triangular matrix, in a quarter of the time of a dense product."""
+    product = torch.empty_like(U)
+    for panel in panels(len(U), max(-(-len(U) // count), PANEL)):
+        rows = product[panel, : panel.stop]
+        torch.mm(U[panel, panel.start :], U[: panel.stop, panel.start :].mT, out=rows)
+        product[: panel.start, panel] = rows[:, : panel.start].mT
+    return product
+
+
 def inverse_of_factor(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     """Return (L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹, symmetric."""
     return inverse_in_panels(L) if L.is_cuda else torch.cholesky_inverse(L)

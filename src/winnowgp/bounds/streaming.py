@@ -49,14 +49,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments
-from winnowgp.linalg import (
-    definite_cholesky,
-    half_log_det,
-    solve_lower,
-    squared_norm,
-    upper_gram,
-    upper_product,
-)
+from winnowgp.bounds.panels import triangular_gram, triangular_product
+from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Scalar, TargetNoise
 
 # Eigenvalues of C, relative to the largest, that are rounding errors.
@@ -250,8 +244,8 @@ def observed_combinations(
         B = V @ A
         return B, B @ B.mT
     B, gram = V.new_zeros(K, M), V.new_zeros(K, K)
-    B[:M] = upper_product(V[:M], A)
-    gram[:M, :M] = upper_gram(B[:M])
+    B[:M] = triangular_product(V[:M], A)
+    gram[:M, :M] = triangular_gram(B[:M])
     return B, gram
 
 

@@ -65,11 +65,15 @@ def explained_inputs(X: Any) -> Iterator[None]:
         strings, missing = "could not convert string", "Input X contains NaN"
         if strings not in str(error) and missing not in str(error):
             raise
-        cells = np.asarray(collected(X), dtype=object)
+        cells = np.asarray(collected(X))
         if cells.ndim != 2:
             raise
-        holds = _is_missing if missing in str(error) else _is_no_number
-        wrong = np.array([[holds(value) for value in row] for row in cells])
+        if cells.dtype.kind == "f":
+            wrong = np.isnan(cells)
+        else:
+            cells = cells if cells.dtype == object else np.asarray(collected(X), dtype=object)
+            holds = _is_missing if missing in str(error) else _is_no_number
+            wrong = np.array([[holds(value) for value in row] for row in cells])
         if not wrong.any():
             raise InputError(
                 "`y` must be numbers; it has strings. Use a classifier for labels."
