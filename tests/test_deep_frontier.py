@@ -9,6 +9,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 deep: Any = import_module("deep")
 frontier: Any = import_module("deep_frontier")
+tables: Any = import_module("deep_frontier_tables")
 sys.path.remove(str(BENCHMARKS))
 
 
@@ -29,9 +30,9 @@ def cells(table: str) -> dict[str, list[str]]:
 
 def test_better_pairs_are_as_quick_and_better_by_the_margin() -> None:
     pairs = {"a": {"us": 10.0, "log_density": 1.0031}, "b": {"us": 10.1, "log_density": 2.0}}
-    assert frontier.better_pairs({"us": 10.0, "log_density": 1.0}, pairs) == ["a"]
-    assert frontier.better_pairs({"us": 10.0, "log_density": 1.0002}, pairs) == []
-    assert frontier.better_pairs({"us": 9.9, "log_density": 1.0}, pairs) == []
+    assert tables.better_pairs({"us": 10.0, "log_density": 1.0}, pairs) == ["a"]
+    assert tables.better_pairs({"us": 10.0, "log_density": 1.0002}, pairs) == []
+    assert tables.better_pairs({"us": 9.9, "log_density": 1.0}, pairs) == []
 
 
 def test_frontier_table_judges_means_and_single_splits() -> None:
@@ -44,14 +45,14 @@ def test_frontier_table_judges_means_and_single_splits() -> None:
         rows.append(row("selected", seed, (4, 4), 5.5, nats - 0.1, chosen=False))
         # Larger than the chosen one, and not a setting.
         rows.append(row("selected", seed, (50, 50), 50.0, 3.0, chosen=False))
-    found = cells(frontier.frontier_table(rows))
+    found = cells(tables.frontier_table(rows))
     result = found["selected, second smallest: **9, 9; 9, 9**"]
     assert result[2:4] == ["6 (5 to 7)", "1.125"]
     # The mean of the pair, 1.1, is lower; on the second split its 1.2 is higher than 1.15.
     assert result[-1] == "none; on 1 of 2 splits"
     beaten = found["selected, smallest: **4, 4; 4, 4**"][-1]
     assert beaten == "10, 10 · 8, 20; on 2 of 2 splits"
-    assert "50, 50" not in frontier.frontier_table(rows)
+    assert "50, 50" not in tables.frontier_table(rows)
 
 
 def test_settings_count_from_the_smallest_model_of_each_fit() -> None:
@@ -60,7 +61,7 @@ def test_settings_count_from_the_smallest_model_of_each_fit() -> None:
     rows += [row("selected", seed, (2, 2), 3.0, 0.9, chosen=False) for seed in (3, 4)]
     sizes = {
         name: [(r["seed"], r["sizes"]) for r in group]
-        for name, group in frontier.settings(rows).items()
+        for name, group in tables.settings(rows).items()
     }
     assert sizes == {
         "selected, smallest": [(3, (2, 2)), (4, (2, 2))],
@@ -75,7 +76,7 @@ def test_gain_table_pairs_models_of_the_same_sizes_and_split() -> None:
         rows.append(row("selected", seed, (9, 9), 6.0, 1.1, chosen=True))
         rows.append(row("as many, random", seed, (9, 9), 6.0, 1.1 - gain, updates=3000))
     rows.append(row("as many, random", 5, (9, 9), 6.0, 0.0, updates=3000))
-    (_, _, line) = frontier.gain_table(rows).splitlines()
+    (_, _, line) = tables.gain_table(rows).splitlines()
     assert line.startswith("| kin8nm | 3000 | as many, random | 2 | 9 + 9 | +0.0300 ± 0.0100 |")
     assert line.endswith("| 2 of 2 |")
 
@@ -84,7 +85,7 @@ def test_gain_table_compares_models_within_a_limit_with_each_other() -> None:
     rows = [row("selected", 3, (9, 9), 6.0, 5.0, chosen=True, updates=3000)]
     rows.append(row("within 162", 3, (9, 9), 6.0, 1.2, updates=4500))
     rows.append(row("as many within 162, kmeans", 3, (9, 9), 6.0, 1.1, updates=4500))
-    (_, _, line) = frontier.gain_table(rows).splitlines()
+    (_, _, line) = tables.gain_table(rows).splitlines()
     assert "| as many within 162, kmeans | 1 | 9 + 9 | +0.1000 (one split) |" in line
 
 
