@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from winnowgp.io.format import atomic_write
-from winnowgp.report.summary import Choice, SubsetChoice, Summary
+from winnowgp.report.summary import Choice, ShallowChoice, SubsetChoice, Summary
 
 # Nats per observation from which a gain counts as one.
 _NOTICEABLE = 5e-4
@@ -30,6 +30,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if "layers" in choice:
         points += f" in {counted(len(choice['layers']), 'layer')}: {listed(choice['layers'])}"
     lines = [("selected", f"{points}; goal: {choice['asked']}")]
+    if "shallow" in choice:
+        lines.append(("depth", shallow_sentence(choice["shallow"])))
     if "noise_points" in choice:
         points = choice["noise_points"]
         lines.append(
@@ -97,6 +99,19 @@ def rounded(value: float, digits: int = 4) -> str:
     """
     text = f"{value:.{digits}g}"
     return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e7 else text
+
+
+def shallow_sentence(compared: ShallowChoice) -> str:
+    """Return whether a deep or a shallow GP was selected, and the gains of the deep one.
+
+    >>> held = {"density_gain": -0.05, "density_gain_error": 0.02}
+    >>> shallow_sentence({"selected": "shallow", "elbo_gain": 0.04, **held})
+    'shallow; gains of the deep GP per observation: ELBO +0.040, held-out density -0.050 ± 0.020'
+    """
+    gains, density = f"ELBO {compared['elbo_gain']:+.3f}", compared["density_gain"]
+    if density is not None:
+        gains += f", held-out density {density:+.3f} ± {compared['density_gain_error']:.3f}"
+    return f"{compared['selected']}; gains of the deep GP per observation: {gains}"
 
 
 def subset_sentence(subsets: SubsetChoice) -> str:

@@ -97,6 +97,8 @@ class Choice(TypedDict):
     """Number of inducing points of each layer of a deep GP; `points` is their sum."""
     allocations: NotRequired[list["AllocationSummary"]]
     """Models of a deep GP that the fit has trained, those with the quickest predictions first."""
+    shallow: NotRequired["ShallowChoice"]
+    """Comparison of a deep GP with a shallow one, if the fit compared them."""
 
 
 class AllocationSummary(TypedDict):
@@ -111,6 +113,19 @@ class AllocationSummary(TypedDict):
     """ELBO gap in nats per observation."""
     log_density: float | None
     """Mean log density of held-out rows, in the units of the target; None if not computed."""
+
+
+class ShallowChoice(TypedDict):
+    """A deep GP beside a shallow GP of the same rows; gains are those of the deep one."""
+
+    selected: str
+    """"deep" or "shallow"."""
+    elbo_gain: float
+    """Difference of the ELBOs, in nats per observation."""
+    density_gain: float | None
+    """Difference of the mean log densities of held-out rows; None if it was not computed."""
+    density_gain_error: float | None
+    """Standard error of this difference."""
 
 
 class SubsetChoice(TypedDict):
