@@ -157,7 +157,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
         shortened,
     )
     from winnowgp.plots.style import plain
-    from winnowgp.report.sentences import counted
+    from winnowgp.report.summary import counted
     from winnowgp.tabular.surfaces import numeric_inputs, surface, surface_rows
 
     names = numeric_inputs(model)

@@ -4,10 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from winnowgp.data.catalogue import hills, load_table
+    from winnowgp.data.catalogue import example_table, hills, load_table
     from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
     from winnowgp.data.encoding import TableEncoder
-    from winnowgp.data.examples import example_table
     from winnowgp.data.out_of_core import ArraySource, BatchSource
     from winnowgp.data.parquet import ParquetSource
     from winnowgp.data.readers import read_blocks, read_table
@@ -25,7 +24,7 @@ _MODULES = {
     "Source": "dataset",
     "Standardiser": "scaling",
     "TableEncoder": "encoding",
-    "example_table": "examples",
+    "example_table": "catalogue",
     "hills": "catalogue",
     "load_table": "catalogue",
     "read_blocks": "readers",

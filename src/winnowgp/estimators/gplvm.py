@@ -34,9 +34,9 @@ from winnowgp.estimators.rows import dates_as_days, explained_inputs, tensor
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.latent_inference import LatentPositions, infer_latents
+from winnowgp.training.fast_gplvm import LatentPositions, infer_latents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

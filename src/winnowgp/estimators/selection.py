@@ -26,7 +26,7 @@ from winnowgp.errors import (
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, Parameters
 from winnowgp.models import HeteroscedasticGP, MixturePosterior, greedy_variance
 from winnowgp.models.base import InducingModel
-from winnowgp.report.sentences import growth_sentence
+from winnowgp.report.summary import growth_sentence
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
 from winnowgp.training.initialization import kmeans

@@ -58,7 +58,7 @@ from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots.style import save_figure, styled
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
 

@@ -9,8 +9,7 @@ import torch
 from gpytorch import likelihoods, means
 from torch import Tensor
 
-from winnowgp.io.kernel_program import add_kernel
-from winnowgp.io.program import Program, not_exportable
+from winnowgp.io.program import Program, add_kernel, not_exportable
 from winnowgp.linalg import solve_lower
 from winnowgp.models import (
     FidelityModel,

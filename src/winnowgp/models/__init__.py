@@ -12,8 +12,11 @@ from winnowgp.models.fidelity_posterior import (
 from winnowgp.models.gplvm import Latents, LatentVariableGP, SampledLatentGP
 from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.models.greedy import ModelLocations, greedy_variance
-from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
-from winnowgp.models.heteroscedastic_posterior import HeteroscedasticPosterior
+from winnowgp.models.heteroscedastic import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    LogVarianceLikelihood,
+)
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior, ProcessMixture

@@ -1,6 +1,5 @@
 """A self-contained HTML report of a fitted table model."""
 
-from winnowgp.report.sentences import save_report
-from winnowgp.report.summary import Summary
+from winnowgp.report.summary import Summary, save_report
 
 __all__ = ["Summary", "save_report"]

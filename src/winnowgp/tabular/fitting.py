@@ -24,8 +24,7 @@ from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import tensor
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Quality, Summary
+from winnowgp.report.summary import Quality, Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.diagnostics import diagnose, recorded_alarms, table_columns
 from winnowgp.tabular.effects import importance, relevances

@@ -18,8 +18,7 @@ from winnowgp.errors import ExtrapolationWarning, InputError
 from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io import save
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Summary
+from winnowgp.report.summary import Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.quality import TableEstimator, predictive

@@ -18,7 +18,6 @@ from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
 from winnowgp.models.deep_costs import Allocation
-from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
     AllocationSummary,
@@ -28,6 +27,7 @@ from winnowgp.report.summary import (
     IgnoredColumn,
     Importance,
     Summary,
+    counted,
 )
 from winnowgp.tabular.effects import (
     RankedColumn,

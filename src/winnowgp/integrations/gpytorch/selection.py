@@ -27,7 +27,7 @@ from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
 from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
 from winnowgp.models.site_updates import backtrack
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.selection import (
     Frontier,
     SearchObjective,

@@ -15,7 +15,7 @@ from helpers.short_fits import short_fits
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.errors import RandomSplitWarning
 from winnowgp.report import Summary, save_report
-from winnowgp.report.sentences import (
+from winnowgp.report.summary import (
     evidence_sentence,
     growth_sentence,
     kernel_sentence,
