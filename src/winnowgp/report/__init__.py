@@ -1,5 +1,5 @@
 """A self-contained HTML report of a fitted table model."""
 
-from winnowgp.report.summary import Summary, save_report
+from winnowgp.report.summary import save_report
 
-__all__ = ["Summary", "save_report"]
+__all__ = ["save_report"]
