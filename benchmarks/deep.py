@@ -24,6 +24,7 @@ Results are in benchmarks/results/deep.
 """
 
 import argparse
+from dataclasses import asdict
 from functools import partial
 from math import log
 from pathlib import Path
@@ -124,8 +125,15 @@ def fit_row(name: str, rows: int | None, quick: bool, fit: str, seed: int, *, de
         "elbo_gap": model.elbo_gap_,
         **_scores(model, problem),
         **_predict_us(model, problem),
+        **_comparison(model),
         **seconds.row(),
     }
+
+
+def _comparison(model: DeepGPRegressor | SparseGPRegressor) -> Row:
+    """Return how a deep fit was compared with a shallow one, if it was."""
+    compared = model.comparison_ if isinstance(model, DeepGPRegressor) else None
+    return {} if compared is None else {"comparison": asdict(compared)}
 
 
 def _scores(model: DeepGPRegressor | SparseGPRegressor, problem: Problem) -> Row:

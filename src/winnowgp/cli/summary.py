@@ -149,6 +149,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "inducing_points": choice["points"],
             "layer_inducing_points": choice.get("layers"),
             "allocations": choice.get("allocations"),
+            "shallow_comparison": choice.get("shallow"),
             "noise_inducing_points": choice.get("noise_points"),
             "hyper_posteriors": choice.get("hyper_posteriors"),
             "constant_weight": choice.get("constant_weight"),

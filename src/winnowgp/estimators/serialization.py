@@ -186,7 +186,7 @@ def _restore_shallow(model: Any) -> None:
 
 def _restore_deep(model: Any) -> None:
     D, layers = model.n_features_in_, model.posterior_.layers
-    model.depths_ = ()
+    model.depths_, model.comparison_ = (), None
     _require(
         layers[0].D == D == len(model._x_scaler.shift) and model.layers in ("auto", len(layers)),
         "does not have the layers that its parameters specify",

@@ -106,6 +106,7 @@ class Choice(TypedDict):
     """Number of inducing points of each layer of a deep GP; `points` is their sum."""
     allocations: NotRequired[list["AllocationSummary"]]
     """Models of a deep GP that the fit has trained, those with the quickest predictions first."""
+    shallow: NotRequired["ShallowChoice"]
 
 
 class AllocationSummary(TypedDict):
@@ -120,6 +121,15 @@ class AllocationSummary(TypedDict):
     """ELBO gap in nats per observation."""
     log_density: float | None
     """Mean log density of held-out rows, in the units of the target; None if not computed."""
+
+
+class ShallowChoice(TypedDict):
+    """Which of a deep and a shallow GP was selected, and what the deep one gains per observation."""
+
+    selected: str
+    elbo_gain: float
+    density_gain: float | None
+    density_gain_error: float | None
 
 
 class SubsetChoice(TypedDict):
@@ -318,6 +328,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if "layers" in choice:
         points += f" in {counted(len(choice['layers']), 'layer')}: {listed(choice['layers'])}"
     lines = [("selected", f"{points}; goal: {choice['asked']}")]
+    if "shallow" in choice:
+        lines.append(("depth", shallow_sentence(choice["shallow"])))
     if "noise_points" in choice:
         points = choice["noise_points"]
         lines.append(
@@ -385,6 +397,14 @@ def rounded(value: float, digits: int = 4) -> str:
     """
     text = f"{value:.{digits}g}"
     return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e7 else text
+
+
+def shallow_sentence(compared: ShallowChoice) -> str:
+    """Return which of a deep and a shallow GP was selected, and what the deep one gains."""
+    text = f"{compared['selected']}; gains of the deep GP: ELBO {compared['elbo_gain']:+.3f}"
+    if (gain := compared["density_gain"]) is not None:
+        text += f", held-out density {gain:+.3f} ± {compared['density_gain_error']:.3f}"
+    return f"{text}, in nats per observation"
 
 
 def subset_sentence(subsets: SubsetChoice) -> str:

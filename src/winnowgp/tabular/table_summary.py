@@ -117,7 +117,7 @@ def _deep_choice(
     kernel: str | None,
 ) -> Choice:
     """Return the inducing points of all layers, and the allocations that were compared."""
-    return {
+    result: Choice = {
         "points": total_points(estimator),
         "candidates": sum(len(points) for points in estimator.candidates_),
         "asked": asked,
@@ -144,6 +144,15 @@ def _deep_choice(
         "layers": list(estimator.n_inducing_),
         "allocations": [_allocation_summary(each) for each in allocations],
     }
+    if (comparison := estimator.comparison_) is not None:
+        density, error = comparison.density_gain, comparison.density_gain_error
+        result["shallow"] = {
+            "selected": comparison.selected,
+            "elbo_gain": comparison.elbo_gain,
+            "density_gain": None if density is None else _finite(density),
+            "density_gain_error": error,
+        }
+    return result
 
 
 def _allocation_summary(allocation: Allocation) -> AllocationSummary:
