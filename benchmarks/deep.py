@@ -57,10 +57,11 @@ from measure import (
 )
 from right_number_problems import Problem, split_table
 from winnowgp import DeepGPRegressor, SparseGPRegressor
-from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.estimators import kernel_from
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.deep import DeepEstimator
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import ScoreFunction
 from winnowgp.linalg import single_thread

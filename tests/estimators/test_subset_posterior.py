@@ -23,7 +23,8 @@ from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.summary import selection_lines
-from winnowgp.selection import SubsetSamples, sample_subsets
+from winnowgp.selection import sample_subsets
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.tabular.export import export_numpy
 from winnowgp.training import subset_posterior
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from winnowgp.data import DataTable
-    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular import TabularModel
     from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 Labelled = Annotated[
     Path,

@@ -14,8 +14,8 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp import TabularModel
-    from winnowgp.report import Summary
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.report.summary import Summary
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")
@@ -119,7 +119,7 @@ def load_table_model(path: Path) -> "TabularModel":
 def load_predictor(path: Path) -> "TabularModel | MultiOutputTable":
     """Load a model that `winnow fit` wrote, of one target or of several."""
     from winnowgp import TabularModel, load
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
     model = load(_checked_file(path))
     if not isinstance(model, TabularModel | MultiOutputTable):
@@ -134,7 +134,7 @@ def load_outputs(path: Path) -> "MultiOutputTable | None":
     if load_field(_checked_file(path), "targets", list[str])[0] != "MultiOutputTable":
         return None
     from winnowgp import load
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
     model = load(path)
     assert isinstance(model, MultiOutputTable)
@@ -148,8 +148,7 @@ def load_summary(path: Path) -> "Summary":
     """
     from winnowgp.io.format import unreadable
     from winnowgp.io.registry import load_field
-    from winnowgp.report import Summary
-    from winnowgp.report.summary import is_consistent
+    from winnowgp.report.summary import Summary, is_consistent
 
     kind, summary = load_field(_checked_file(path), "summary", Summary)
     if kind != "TabularModel":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from winnowgp.data import DataTable
     from winnowgp.report.summary import Choice
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 
 def fit_outputs(

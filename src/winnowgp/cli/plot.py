@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from winnowgp.data import DataTable
-    from winnowgp.report import Summary
-    from winnowgp.report.summary import Choice
+    from winnowgp.report.summary import Choice, Summary
     from winnowgp.tabular import TabularModel
 
 

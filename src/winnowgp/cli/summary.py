@@ -10,8 +10,14 @@ from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
 from winnowgp.cli.options import with_options
-from winnowgp.report import Summary
-from winnowgp.report.summary import ColumnSummary, Quality, counted, rounded, selection_lines
+from winnowgp.report.summary import (
+    ColumnSummary,
+    Quality,
+    Summary,
+    counted,
+    rounded,
+    selection_lines,
+)
 
 if TYPE_CHECKING:
     # Models can be described without importing the optimisers.

@@ -36,10 +36,11 @@ from winnowgp.estimators.deep_shallow import (
 )
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import DeepGP, Prediction
+from winnowgp.models import DeepGP
 from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise
+from winnowgp.models.observations import Prediction
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -152,7 +153,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
     Attributes:
         n_inducing_: number of inducing points of each layer.
         depths_: with `layers="auto"`, ELBO and held-out log density of each number of layers
-            (`winnowgp.training.DepthScore`); empty otherwise, and in loaded estimators.
+            (`DepthScore`); empty otherwise, and in loaded estimators.
         inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
             the units of `X`, those of the others in the space of the layer's inputs.
         inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`

@@ -19,7 +19,7 @@ from winnowgp.models import DeepGP, DeepLayer, SparseGP
 from winnowgp.models.deep_gp import seeded_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.likelihoods import copy_likelihood
-from winnowgp.selection import Selection
+from winnowgp.selection.frontier import Selection
 from winnowgp.training import DeepTraining, FastSchedule, FitResult, Tolerance, fit
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.depth import (

@@ -260,7 +260,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         """
         from matplotlib.figure import Figure
 
-        from winnowgp.plots import LatentMap, draw_latent_map
+        from winnowgp.plots.latent import LatentMap, draw_latent_map
 
         check_is_fitted(self)
         if self.embedding_.shape[1] < 2:

@@ -30,8 +30,9 @@ from matplotlib.figure import Figure
 from sklearn.model_selection import KFold
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.estimators import kernel_from
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_NAMES,
     RELEASED_NAMES,

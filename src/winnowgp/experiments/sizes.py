@@ -18,7 +18,7 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset, Standardiser
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,

@@ -1,18 +1,12 @@
-"""The summary of a fitted table model in plain JSON, sentences about it, and the HTML report.
+"""The summary of a fitted table model in plain JSON, and sentences about it.
 
 Model files contain summaries; the names of their fields are part of the file format. Commands,
 reports and warnings show the sentences.
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from math import isfinite
-from pathlib import Path
 from typing import NotRequired, TypedDict
-
-from winnowgp.io.format import atomic_write
 
 
 class ColumnSummary(TypedDict):
@@ -473,27 +467,3 @@ def growth_sentence(limit: str | None, gain: float) -> str:
         return f"twice as many inducing points would gain at least {nats} (limit: max_points)"
     verb = "still pay" if gain >= _NOTICEABLE else "may still pay"
     return f"more inducing points {verb}: the last doubling gained {nats} (limit: {limit})"
-
-
-def report_page(summary: Summary) -> str:
-    """Return the report as an HTML page that loads nothing from elsewhere.
-
-    All text from the user's table is JSON inside the page, and displayed as text by the script.
-    """
-    names = (files("winnowgp.report") / f"page.{suffix}" for suffix in ("html", "css", "js"))
-    page, style, script = (name.read_text(encoding="utf-8") for name in names)
-    # "</script>" and "<!--" inside a string would end the element that contains it.
-    content = {**summary, "lines": selection_lines(summary["choice"])}
-    data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
-    for mark, text in (("/*STYLE*/", style), ("/*SCRIPT*/", script), ("/*SUMMARY*/", data)):
-        before, after = page.split(mark)
-        page = before + text + after
-    return page
-
-
-def save_report(summary: Summary, path: str | os.PathLike[str]) -> Path:
-    """Write the report to a file, which appears complete or not at all."""
-    path = Path(path)
-    with atomic_write(path) as temporary:
-        temporary.write_text(report_page(summary), encoding="utf-8")
-    return path

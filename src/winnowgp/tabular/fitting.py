@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Dataset, DataTable, TableEncoder
+from winnowgp.data import Dataset, DataTable
 from winnowgp.data.columns import column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
@@ -52,8 +53,7 @@ from winnowgp.tabular.targets import (
     training_targets,
 )
 from winnowgp.tabular.training_history import TrainingHistory, training_summary
-from winnowgp.training import Callbacks
-from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.callbacks import Callbacks, as_callbacks
 
 # The values of options that deep models accept; other options are not restricted.
 _DEEP_OPTIONS: dict[str, tuple[Any, ...]] = {

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data import DataTable, TableEncoder
-from winnowgp.data.encoding import ColumnEncoding
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import ColumnEncoding, TableEncoder
 from winnowgp.errors import FitWarning
 from winnowgp.estimators.base import first_points, total_points
 from winnowgp.estimators.classification import ClassTargets

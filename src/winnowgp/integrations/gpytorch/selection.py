@@ -30,14 +30,13 @@ from winnowgp.point_processes import SquaredCardinality
 from winnowgp.report.summary import counted
 from winnowgp.selection import (
     Frontier,
-    SearchObjective,
-    Selection,
     SubsetObjective,
     alpha_at,
     elimination_frontier,
     fit_inclusion,
 )
-from winnowgp.selection.frontier import MIN_ALPHA, largest_alpha
+from winnowgp.selection.frontier import MIN_ALPHA, Selection, largest_alpha
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.typing import Masks, Nats
 
