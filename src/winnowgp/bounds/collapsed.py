@@ -249,7 +249,7 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
         scaled = len(groups) == 1 and len(Kuf.mT) > 1 and groups[0][1].stride(0) == 0
         if scaled:
             root = groups[0][1][0].sqrt()
-            V = whiten(L / root, Kuf, inverses=None if inverses is None else inverses * root)
+            V = whiten(L / root, Kuf, inverses=None if inverses is None else inverses.times(root))
         else:
             V = whiten(L, Kuf, inverses=inverses)
         if not totals:
