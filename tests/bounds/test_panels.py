@@ -1,5 +1,7 @@
 """Products and solves in panels against dense ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from winnowgp.bounds.panels import (
     panels,
     solve_in_panels,
     squared_columns,
+    triangle_inverses,
     triangular_gram,
     triangular_product,
     upper_product,
@@ -164,3 +167,22 @@ def test_products_of_upper_triangles_equal_dense_ones(size: int) -> None:
     torch.testing.assert_close(triangular_product(U, W), U @ W)
     torch.testing.assert_close(triangular_product(U.mT.contiguous().mT, W), U @ W)
     torch.testing.assert_close(triangular_gram(U), U @ U.mT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("M", [1100, 2100])
+def test_products_and_solves_on_gpu_equal_dense_ones(M: int) -> None:
+    L, A = triangle(M).cuda(), columns(M, 70).cuda()
+    inverses = triangle_inverses(L)
+    assert inverses is not None
+    expected = torch.linalg.solve_triangular(L, A, upper=False)
+    torch.testing.assert_close(whiten(L, A.clone(), inverses=inverses), expected)
+    refined = replace(inverses, refined=True)
+    torch.testing.assert_close(whiten(L, A.clone(), inverses=refined), expected)
+    torch.testing.assert_close(lower_product(L, A), L @ A)
+    inverse = torch.cholesky_inverse(L)
+    torch.testing.assert_close(inverse_of_factor(L), inverse)
+    stored = L.mT.clone(memory_format=torch.contiguous_format).mT
+    torch.testing.assert_close(inverse_of_factor(stored, overwrite=True), inverse)
+    torch.testing.assert_close(congruence(L, inverse), L.mT @ inverse @ L)

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
-from winnowgp.bounds.panels import add_gram, from_panels, triangle_inverses, whiten
+from winnowgp.bounds.panels import add_gram, from_panels, inverted, triangle_inverses, whiten
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
@@ -159,8 +159,10 @@ def optimal_posterior(
     Returns:
         The means, and the square factor F = LB⁻ᵀ of the covariance F Fᵀ.
     """
-    eye = torch.eye(LB.shape[-1], dtype=LB.dtype, device=LB.device)
-    F = solve_lower(LB, eye).mT
+    if LB.dim() == 2:
+        F = inverted(LB).mT
+    else:
+        F = solve_lower(LB, torch.eye(LB.shape[-1], dtype=LB.dtype, device=LB.device)).mT
     return F @ (F.mT @ D), F
 
 

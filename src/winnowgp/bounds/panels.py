@@ -88,7 +88,7 @@ def inverse_in_panels(L: Float[Tensor, "M M"], *, overwrite: bool = False) -> Fl
     for panel in _panels_of(inverse):
         below, rows = inverse[panel.start :], total[panel, : panel.stop]
         torch.mm(below[:, panel].mT, below[:, : panel.stop], out=rows)
-    return mirrored(total)
+    return mirrored(total) if overwrite else from_panels(total)
 
 
 def congruence(W: Float[Tensor, "M M"], S: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
@@ -98,7 +98,7 @@ def congruence(W: Float[Tensor, "M M"], S: Float[Tensor, "M M"]) -> Float[Tensor
         after = slice(panel.start, None)
         rows = total[panel, : panel.stop]
         torch.mm(W[after, panel].mT, half[: panel.stop, after].mT, out=rows)
-    return mirrored(total)
+    return from_panels(total)
 
 
 def add_gram(total: Float[Tensor, "M M"], A: Float[Tensor, "M B"], V: Float[Tensor, "M B"]) -> None:
@@ -123,7 +123,7 @@ def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
 
 
 def mirrored(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Copy the lower panels of a symmetric matrix to its upper half, in place, and return it."""
+    """Complete a symmetric matrix from its lower panels as `from_panels`, but in place."""
     for panel in _panels_of(total):
         total[: panel.start, panel] = total[panel, : panel.start].mT
         own = total[panel, panel]
@@ -286,11 +286,13 @@ def _inverted_triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n 
 
 def _triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
     """Return the triangles on the diagonal of L, the last one completed by ones."""
-    blocks = torch.eye(size, dtype=L.dtype, device=L.device).repeat(-(-len(L) // size), 1, 1)
-    for block, start in zip(blocks, range(0, len(L), size), strict=True):
-        own = L[start : start + size, start : start + size]
-        block[: len(own), : len(own)] = own
-    return blocks
+    whole = len(L) // size * size
+    blocks = _diagonal_blocks(L[None, :whole, :whole], size)
+    if whole == len(L):
+        return blocks
+    last, rest = torch.eye(size, dtype=L.dtype, device=L.device), L[whole:, whole:]
+    last[: len(rest), : len(rest)] = rest
+    return torch.cat([blocks, last[None]])
 
 
 def _joined(L: Float[Tensor, "n m m"], inverse: Float[Tensor, "k h h"]) -> Tensor:
@@ -306,7 +308,8 @@ def _joined(L: Float[Tensor, "n m m"], inverse: Float[Tensor, "k h h"]) -> Tenso
 
 def _diagonal_blocks(L: Float[Tensor, "n m m"], size: int) -> Float[Tensor, "k s s"]:
     """Return a copy of the blocks on the diagonals; `size` divides m."""
-    blocks = L.unflatten(2, (-1, size)).unflatten(1, (-1, size)).diagonal(dim1=1, dim2=3)
+    shape = (L.shape[2] // size, size)
+    blocks = L.unflatten(2, shape).unflatten(1, shape).diagonal(dim1=1, dim2=3)
     blocks = blocks.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     return blocks.flatten(0, 1)
 

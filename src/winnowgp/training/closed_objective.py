@@ -38,8 +38,6 @@ def closed_objective(
     others = [entry.parameter for entry in entries if entry.constraint is None]
     if objective.model is not model or not positive:
         return None
-    if model.candidates.is_cuda and not objective.exact:
-        return None
     # Locations come last, and are the only parameters without a constraint.
     if [id(other) for other in others] not in ([], [id(model.candidates)]):
         return None
@@ -131,7 +129,7 @@ class ClosedObjective:
         if information is not None:
             positions, count = {}, 0
             for name, part in bound.parameters.items():
-                positions[name] = torch.arange(count, count + len(part))
+                positions[name] = torch.arange(count, count + len(part), device=part.device)
                 count += len(part)
             index = torch.cat([positions[name] for name, _ in self._learnt])
             information = information[index[:, None], index] * torch.outer(slope, slope)
