@@ -33,7 +33,7 @@ from measure import RESULTS, Row, table
 from right_number_problems import TABLES, split_table
 from winnowgp import fit
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, MaxPoints

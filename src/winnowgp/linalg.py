@@ -29,8 +29,6 @@ from torch import Tensor
 
 from winnowgp.errors import NotPositiveDefiniteError
 
-__all__ = ["Cholesky", "cholesky"]
-
 _LADDERS = {
     torch.float64: (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5),
     torch.float32: (1e-6, 1e-5, 1e-4, 1e-3),

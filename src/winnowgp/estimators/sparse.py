@@ -55,13 +55,9 @@ from winnowgp.estimators.validation import (
     step_counts,
 )
 from winnowgp.linalg import on_cpu
-from winnowgp.models import (
-    HeteroscedasticGP,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    Posterior,
-)
+from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.base import InducingModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, HeteroscedasticPosterior
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality

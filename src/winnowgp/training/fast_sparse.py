@@ -15,7 +15,8 @@ from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.priors import log_prior
-from winnowgp.selection import Frontier, Selection, SizeFrontier
+from winnowgp.selection import Frontier, SizeFrontier
+from winnowgp.selection.frontier import Selection
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
