@@ -176,9 +176,8 @@ def _compared(
     own = best if fitted is largest else chosen.held_out_densities(held_out)
     if chosen.largest is not None:
         gap = held_out.gap(best, own)
-        frontier = frontier.with_model(
-            largest.K, elbo=largest.fixed_bound(steps.data), log_density=held_out.mean(best)
-        )
+        bound = elbo if fitted is largest else largest.fixed_bound(steps.data)
+        frontier = frontier.with_model(largest.K, elbo=bound, log_density=held_out.mean(best))
     return frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own)), gap
 
 
