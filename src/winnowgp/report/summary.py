@@ -118,12 +118,11 @@ class AllocationSummary(TypedDict):
 
 
 class ShallowChoice(TypedDict):
-    """Which of a deep and a shallow GP was selected, and the gain per observation."""
+    """Which of a deep and a shallow GP was selected; gains of the deep one, with standard error."""
 
     selected: str
     elbo_gain: float
-    density_gain: float | None
-    density_gain_error: float | None
+    density_gain: tuple[float, float] | None
 
 
 class SubsetChoice(TypedDict):
@@ -395,10 +394,9 @@ def rounded(value: float, digits: int = 4) -> str:
 
 def shallow_sentence(compared: ShallowChoice) -> str:
     """Return which of a deep and a shallow GP was selected, and what the deep one gains."""
-    text = f"{compared['selected']}; gains of the deep GP: ELBO {compared['elbo_gain']:+.3f}"
-    if (gain := compared["density_gain"]) is not None:
-        text += f", held-out density {gain:+.3f} ± {compared['density_gain_error']:.3f}"
-    return f"{text}, in nats per observation"
+    gains, density = f"ELBO {compared['elbo_gain']:+.3f}", compared["density_gain"]
+    gains += "" if density is None else ", held-out density {:+.3f} ± {:.3f}".format(*density)
+    return f"{compared['selected']}; gains of the deep GP per observation: {gains}"
 
 
 def subset_sentence(subsets: SubsetChoice) -> str:

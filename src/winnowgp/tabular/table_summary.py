@@ -146,11 +146,11 @@ def _deep_choice(
     }
     if (comparison := estimator.comparison_) is not None:
         density, error = comparison.density_gain, comparison.density_gain_error
+        both = None if density is None or error is None else (density, error)
         result["shallow"] = {
             "selected": comparison.selected,
             "elbo_gain": comparison.elbo_gain,
-            "density_gain": None if density is None else _finite(density),
-            "density_gain_error": error,
+            "density_gain": both if both is None or isfinite(both[0]) else None,
         }
     return result
 
