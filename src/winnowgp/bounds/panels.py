@@ -248,25 +248,30 @@ def inverted(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     return solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
 
 
-def invert_by_halves(L: Float[Tensor, "M M"], size: int = 512) -> Float[Tensor, "M M"]:
+def invert_by_halves(L: Float[Tensor, "M M"], size: int = 1024) -> Float[Tensor, "M M"]:
     """Return L⁻¹ for a lower-triangular L by products: its lower left is −L₂⁻¹ L₂₁ L₁⁻¹.
 
     Args:
-        size: rows of the triangles that are inverted together.
+        size: rows of the triangles that are inverted together, and of the panels of larger ones.
+            With smaller ones, a GPU waits for launches.
     """
-    inverse = torch.zeros_like(L)
+    inverse, half = torch.zeros_like(L), size
     for start, triangle in zip(range(0, len(L), size), _inverted_triangles(L, size), strict=True):
         own = inverse[start : start + size, start : start + size]
         own.copy_(triangle[: len(own), : len(own)])
-    while size < len(L):
-        for middle in range(size, len(L), 2 * size):
-            above, below = slice(middle - size, middle), slice(middle, middle + size)
-            left = lower_product(inverse[below, below], L[below, above]).neg_()
-            first = inverse[above, above]
-            for panel in _panels_of(first):
-                own = inverse[below, above][:, panel]
-                torch.mm(left[:, panel.start :], first[panel.start :, panel], out=own)
-        size *= 2
+    while half < len(L):
+        for middle in range(half, len(L), 2 * half):
+            above, below = slice(middle - half, middle), slice(middle, middle + half)
+            first, second = inverse[above, above], inverse[below, below]
+            left, corner = torch.empty_like(L[below, above]), inverse[below, above]
+            for panel in panels(len(second), size):
+                rows = L[below, above][: panel.stop]
+                torch.mm(second[panel, : panel.stop], rows, out=left[panel])
+            left.neg_()
+            for panel in panels(half, size):
+                after = slice(panel.start, None)
+                torch.mm(left[:, after], first[after, panel], out=corner[:, panel])
+        half *= 2
     return inverse
 
 
