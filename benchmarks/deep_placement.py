@@ -4,10 +4,11 @@
     python benchmarks/deep_placement.py --summary --page
 
 A deep model is trained with all candidates, and backward elimination by sites selects the points of
-its layers. As many random rows, and as many k-means centres of each layer's inputs, replace the
-candidates of the same model, so that hidden functions, kernels and noise are equal in all three.
-q(u) has the optimum of the sites. The three are compared by the ELBO of all rows, with the same
-samples, and by the log density of test rows:
+its layers. As many random candidates, random rows or k-means centres of each layer's inputs take
+their place in the same model, so that hidden functions, kernels and noise are equal. (Locations of
+candidates have been trained with the model; rows and centres have not.) q(u) has the optimum of the
+sites. The models are compared by the ELBO of all rows, with the same samples, and by the log
+density of test rows:
 
 - "placed": before any training,
 - "fixed": after training of everything but the locations,
@@ -64,6 +65,7 @@ ALPHA = 0.5
 NOTHING = 1e-8
 STAGES = ("placed", "fixed", "moved")
 KEYS = ("problem", "seed")
+OTHERS = {"subset": "candidates at random", "random": "random rows", "kmeans": "k-means centres"}
 STAGE_NAMES = {
     "placed": "before training",
     "fixed": "trained, locations fixed",
@@ -175,6 +177,7 @@ def compare(problem: str, seed: int) -> Row:
     sizes = [int(mask.sum()) for mask in masks]
     row: Row = {"problem": problem, "seed": seed, "sizes": sizes, "all": whole.scores(whole.model)}
     models = {"selected": whole.pruned(whole.model, masks)}
+    models["subset"] = whole.pruned(whole.model, _random(masks, seed))
     models |= {start: whole.replaced(start, sizes, seed=seed) for start in STARTS}
     for name, model in models.items():
         row[name] = {"placed": whole.scores(model)}
@@ -185,6 +188,12 @@ def compare(problem: str, seed: int) -> Row:
             whole.train(trained, POST, seed=seed)
             row[name][stage] = whole.scores(trained)
     return row
+
+
+def _random(masks: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Return random masks of the same sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [mask[torch.randperm(len(mask), generator=generator)] for mask in masks]
 
 
 def _gains(rows: list[Row], start: str, stage: str, score: str) -> str:
@@ -199,10 +208,12 @@ def lines_of(rows: list[Row]) -> list[tuple[str, ...]]:
     for (problem,), group in grouped(rows, "problem").items():
         sizes = zip(*(row["sizes"] for row in group), strict=True)
         points = " + ".join(f"{fmean(each):.0f}" for each in sizes)
-        for start in STARTS:
+        for start, against in OTHERS.items():
+            both = [row for row in group if start in row]
             for score, name in (("elbo", "ELBO"), ("log_density", "test log density")):
-                gains = (_gains(group, start, stage, score) for stage in STAGES)
-                lines.append((problem, str(len(group)), points, start, name, *gains))
+                if both:
+                    gains = (_gains(both, start, stage, score) for stage in STAGES)
+                    lines.append((problem, str(len(both)), points, against, name, *gains))
     return lines
 
 
