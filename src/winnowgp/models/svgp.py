@@ -35,7 +35,8 @@ from winnowgp.models.likelihoods import (
 )
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.site_inference import SiteInference, infer_sites
-from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.objective import RelaxedObjective
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 

@@ -9,7 +9,8 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.selection import Frontier, Selection, SizeFrontier
+from winnowgp.selection import Frontier, SizeFrontier
+from winnowgp.selection.frontier import Selection
 from winnowgp.training.budget import Budget, selection_work
 from winnowgp.training.confirmation import confirmed_optima, significant_gain
 from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
@@ -188,9 +189,8 @@ def _compared(
             weight = initial.constant_weight
             averages = averaged_densities(own, initial.best, held_out, weight=weight)
         gap = held_out.gap(best, averages)
-        frontier = frontier.with_model(
-            largest.K, elbo=largest.fixed_bound(steps.data), log_density=held_out.mean(best)
-        )
+        bound = elbo if fitted is largest else largest.fixed_bound(steps.data)
+        frontier = frontier.with_model(largest.K, elbo=bound, log_density=held_out.mean(best))
     return frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own)), gap
 
 

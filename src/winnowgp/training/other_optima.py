@@ -17,7 +17,7 @@ from winnowgp.data import Dataset
 from winnowgp.linalg import threads_for
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.priors import log_prior
-from winnowgp.selection import Frontier
+from winnowgp.selection.frontier import Frontier
 from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
