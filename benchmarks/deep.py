@@ -24,6 +24,7 @@ Results are in benchmarks/results/deep.
 """
 
 import argparse
+from dataclasses import asdict
 from functools import partial
 from math import log
 from pathlib import Path
@@ -56,10 +57,11 @@ from measure import (
 )
 from right_number_problems import Problem, split_table
 from winnowgp import DeepGPRegressor, SparseGPRegressor
-from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.estimators import kernel_from
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.deep import DeepEstimator
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import ScoreFunction
 from winnowgp.linalg import single_thread
@@ -123,8 +125,15 @@ def fit_row(name: str, rows: int | None, quick: bool, fit: str, seed: int, *, de
         "elbo_gap": model.elbo_gap_,
         **_scores(model, problem),
         **_predict_us(model, problem),
+        **_comparison(model),
         **seconds.row(),
     }
+
+
+def _comparison(model: DeepGPRegressor | SparseGPRegressor) -> Row:
+    """Return how a deep fit was compared with a shallow one, if it was."""
+    compared = model.comparison_ if isinstance(model, DeepGPRegressor) else None
+    return {} if compared is None else {"comparison": asdict(compared)}
 
 
 def _scores(model: DeepGPRegressor | SparseGPRegressor, problem: Problem) -> Row:

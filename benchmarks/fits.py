@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
-from measure import RESULTS, Row, table
+from measure import RESULTS, Row, markdown, table
 from right_number_problems import TABLES, split_table
 from winnowgp import fit
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, MaxPoints
@@ -45,6 +45,8 @@ SEEDS = (8, 9, 10)
 PEERS = ("winnowgp", "gpflow-sgpr", "gpytorch-sgpr", "gpytorch-svgp")
 # GPflow's numbers of L-BFGS iterations that are compared with.
 ITERATIONS = (300, 2000)
+# Nats per observation that are no difference between two local optima.
+NEAR = 1e-3
 # Larger tables are cut to so many rows, 90 % of them for training.
 ROWS = 10_000
 # Largest number of points of a curve that are stored.
@@ -179,36 +181,85 @@ def report(name: str) -> None:
     rows = list(Runs(RESULTS / "fits" / f"{name}.jsonl"))
     header = ["data", "M", "seed", "ours", "s", "fit s"]
     for iterations in ITERATIONS:
-        header += [f"GPflow {iterations}", "s", "we pass at", "ratio"]
+        header += [f"GPflow {iterations}", "s", "we pass at", "ratio", "near", "ratio"]
     header.append("final gap/obs")
-    lines, ratios = [], {iterations: [] for iterations in ITERATIONS}
+    lines, passed, near = [], dict[int, list[float]](), dict[int, list[float]]()
     for ours, peer in sorted(cells(rows), key=lambda pair: _key(pair[0])[1:]):
         reached = seconds_to(ours, ours["elbo"] - 0.1)
         line = [ours["dataset"], ours["M"], ours["seed"], f"{ours['elbo']:.1f}", f"{reached:.1f}"]
         line.append(f"{ours['cpu_seconds']:.1f}")
         for iterations in ITERATIONS:
             if str(iterations) not in peer["after"]:
-                line += ["", "", "", ""]
+                line += [""] * 6
                 continue
             seconds, elbo = peer["after"][str(iterations)]
-            passed = seconds_to(ours, elbo)
-            ratios[iterations].append(passed / seconds)
-            line += [f"{elbo:.1f}", f"{seconds:.1f}", f"{passed:.1f}", f"{passed / seconds:.2f}"]
+            line += [f"{elbo:.1f}", f"{seconds:.1f}"]
+            for ratios, margin in ((passed, 0.0), (near, NEAR * ours["n_train"])):
+                own = seconds_to(ours, elbo - margin)
+                ratios.setdefault(iterations, []).append(own / seconds)
+                line += [f"{own:.1f}", f"{own / seconds:.2f}"]
         whole = str(ITERATIONS[-1]) in peer["after"]
         gap = (ours["elbo"] - peer["elbo"]) / ours["n_train"]
         line.append(f"{gap:+.4f}" if whole else "")
         lines.append(line)
     print(table(header, lines))
-    for iterations, values in ratios.items():
-        passed = [value for value in values if value < math.inf]
-        if passed:
-            mean = math.exp(sum(map(math.log, passed)) / len(passed))
-            print(
-                f"GPflow's bound after {iterations} iterations: passed in {len(passed)} of "
-                f"{len(values)} cells, in {mean:.2f} of its seconds (geometric mean), "
-                f"at most {max(passed):.2f}"
-            )
+    for iterations, ratios in passed.items():
+        _summarise(f"GPflow's bound after {iterations} iterations", ratios)
+        _summarise(f"{NEAR} nats per observation below it", near[iterations])
+    print()
+    _ranges(name)
     _report_gpytorch(rows)
+
+
+def _ranges(name: str) -> None:
+    """Print the ranges over seeds of each table and number of points as Markdown."""
+    groups: dict[tuple[str, int], list[tuple[Row, Row]]] = {}
+    for ours, peer in cells(list(Runs(RESULTS / "fits" / f"{name}.jsonl"))):
+        groups.setdefault((ours["dataset"], ours["M"]), []).append((ours, peer))
+    header = ["table", ">M", ">seeds"]
+    for iterations in ITERATIONS:
+        header += [f">GPflow, {iterations:,} iterations, s", ">winnowgp passes, ratio", ">near"]
+    lines = []
+    for data in DATA:
+        for M in POINTS:
+            pairs = groups.get((data, M), [])
+            if not pairs:
+                continue
+            line: list[object] = [data, M, len(pairs)]
+            for iterations in map(str, ITERATIONS):
+                known = [(own, peer) for own, peer in pairs if iterations in peer["after"]]
+                marks = [peer["after"][iterations] for _, peer in known]
+                line.append(_range([seconds for seconds, _ in marks], ".0f"))
+                for share in (0.0, NEAR):
+                    ratios = [
+                        seconds_to(own, elbo - share * own["n_train"]) / seconds
+                        for (own, _), (seconds, elbo) in zip(known, marks, strict=True)
+                    ]
+                    line.append(_range(ratios, ".2f"))
+            gaps = [
+                (own["elbo"] - peer["elbo"]) / own["n_train"]
+                for own, peer in pairs
+                if str(ITERATIONS[-1]) in peer["after"]
+            ]
+            lines.append([*line, _range(gaps, "+.4f")])
+    print(markdown([*header, ">final gap"], lines))
+
+
+def _range(values: list[float], style: str) -> str:
+    """Return the least and the largest value; "never" for an infinite one."""
+    words = ["never" if math.isinf(value) else f"{value:{style}}" for value in sorted(values)]
+    return " to ".join(dict.fromkeys((words[0], words[-1]))) if words else ""
+
+
+def _summarise(what: str, ratios: list[float]) -> None:
+    """Print in how many cells a bound was passed, and in which share of GPflow's seconds."""
+    passed = [ratio for ratio in ratios if ratio < math.inf]
+    if passed:
+        mean = math.exp(sum(map(math.log, passed)) / len(passed))
+        print(
+            f"{what}: passed in {len(passed)} of {len(ratios)} cells, in {mean:.2f} of its seconds "
+            f"(geometric mean), {min(passed):.2f} to {max(passed):.2f}"
+        )
 
 
 def _report_gpytorch(rows: list[Row]) -> None:

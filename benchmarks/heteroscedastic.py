@@ -48,10 +48,10 @@ from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missin
 from right_number_problems import Problem, split_table
 from winnowgp import SparseGP
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
-from winnowgp.estimators.kernels import AUTO_KERNELS
+from winnowgp.estimators.kernels import AUTO_KERNELS, kernel_from
 from winnowgp.experiments.runs import Runs
-from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, VariationalGP, greedy_variance
+from winnowgp.models import VariationalGP, greedy_variance
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import FastSchedule, MaxPoints, Tolerance, fit

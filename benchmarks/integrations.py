@@ -30,7 +30,8 @@ from sklearn.datasets import make_moons
 from torch import Tensor
 
 from measure import Row, mean, new_results, read_results, table, timed
-from winnowgp.data import Standardiser, load_table
+from winnowgp.data import Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.integrations.gpytorch import winnow
 from winnowgp.integrations.gpytorch.distribution import prune_model
 from winnowgp.integrations.gpytorch.strategies import copy_module

@@ -31,9 +31,10 @@ from sklearn.cluster import KMeans
 
 from measure import Runs, mean, new_results, read_results, table, timed
 from winnowgp import GPLVM, LatentVariableGP, MaskedMatrix
-from winnowgp.data import Standardiser, load_table
+from winnowgp.data import Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.experiments.gplvm import grid, neighbour_accuracy, paper_settings, run_gplvm
-from winnowgp.models import Latents
+from winnowgp.models.gplvm import Latents
 from winnowgp.training import FastSchedule, MaxPoints, Progress, fit, principal_latents
 from winnowgp.training.adam import Adam
 

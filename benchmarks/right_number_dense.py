@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 from measure import Seconds, timed
 from right_number_problems import Problem
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.kernels import prior_variance

@@ -44,7 +44,8 @@ from gpytorch.means import ConstantMean
 from measure import Row, Seconds, new_results, timed
 from scale_problems import INPUTS, Tables, gp, in_memory, open_table
 from winnowgp import DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
-from winnowgp.data import Dataset, Source, load_table, shard, standardise
+from winnowgp.data import Dataset, Source, shard, standardise
+from winnowgp.data.catalogue import load_table
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import DataNotFoundError
 from winnowgp.models import SparseGP

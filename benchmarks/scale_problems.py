@@ -10,7 +10,7 @@ from gpytorch.means import ConstantMean
 from numpy.typing import NDArray
 
 from winnowgp.data import Dataset, ParquetSource, Source
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import SparseGP
 
 INPUTS = 9

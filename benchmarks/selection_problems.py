@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.estimators import kernel_from
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.training.budget import Budget
 from winnowgp.training.hyperparameters import maximise_evidence

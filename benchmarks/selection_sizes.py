@@ -12,7 +12,7 @@ import torch
 
 from measure import Row, Runs, mean, new_results, read_results, table, timed
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments import synthetic
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, Tolerance, fit

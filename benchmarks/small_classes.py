@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missing, timed
 from winnowgp import SparseGPClassifier
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.models.priors import add_weak_priors
 

@@ -48,17 +48,17 @@ from subset_posterior_methods import (
 )
 from winnowgp.data import Dataset, hills
 from winnowgp.errors import ConvergenceWarning
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import SparseGP, subset_mixture
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import (
-    SubsetSamples,
     fit_determinantal,
     fit_inclusion,
     sample_subsets,
     search_frontier,
     subset_evidence,
 )
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 
 PARTS = ("objective", "evidence", "density", "scale", "picture")

@@ -18,9 +18,10 @@ from winnowgp.point_processes import (
     kl_divergence,
     sampled_kl_divergence,
 )
-from winnowgp.selection import SubsetSamples, SubsetStatistics, sample_subsets, search_frontier
+from winnowgp.selection import SubsetStatistics, sample_subsets, search_frontier
 from winnowgp.selection.frontier import multistart_search
 from winnowgp.selection.search import SearchResult
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.training.adam import Adam
 
 DRAWS = 2000

@@ -221,10 +221,36 @@ def test_run_pages_runs_a_page_again_only_if_it_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_reference_links_resolve(page: str) -> None:
+    documented = {name for name, _ in classes_of_the_reference()}
     for name in re.findall(r"\]\(#(winnowgp[\w.]*)\)", text(page)):
         package, _, attribute = name.rpartition(".")
-        module = importlib.import_module(package)
-        assert attribute in module.__all__, name
+        public = getattr(importlib.import_module(package), "__all__", ())
+        assert name in documented or attribute in public, name
+
+
+def test_reference_classes_exist_and_are_not_public() -> None:
+    """Classes that a page lists by the module that defines them are not in any `__all__`."""
+    classes = classes_of_the_reference()
+    assert len(classes) > 30
+    for name, page in classes:
+        module, _, attribute = name.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+            package = importlib.import_module(f"winnowgp.{module.split('.')[1]}")
+        except MissingExtraError:
+            continue
+        assert isinstance(found, type), name
+        assert found.__module__ == module, f"{page}: {name} is defined in {found.__module__}"
+        assert attribute not in getattr(package, "__all__", ()), name
+
+
+def classes_of_the_reference() -> list[tuple[str, str]]:
+    """Return the classes that pages of the reference list one by one, and their pages."""
+    return [
+        (name, page.name)
+        for page in (DOCS / "reference").glob("*.md")
+        for name in re.findall(r"autoclass:: (\S+)", page.read_text(encoding="utf-8"))
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,6 +1,6 @@
 """`python -m winnowgp` is `winnow`."""
 
-from winnowgp.cli import main
+from winnowgp.cli.app import main
 
 if __name__ == "__main__":
     main()

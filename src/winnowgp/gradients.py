@@ -20,15 +20,13 @@ from typing import Any, ClassVar, Generic, TypeVar, final
 import torch
 
 from winnowgp.errors import InputError
-from winnowgp.point_processes import Bernoulli, PointProcess
+from winnowgp.point_processes import Bernoulli
+from winnowgp.point_processes.bernoulli import PointProcess
 from winnowgp.typing import Masks, Nats, Scalar, ScoreMasks, ScoreWeights, Weights
 
 __all__ = [
-    "Baseline",
     "DecayingAverage",
     "Enumeration",
-    "Estimate",
-    "Gradient",
     "LeaveOneOut",
     "Relaxed",
     "ScoreFunction",

@@ -29,8 +29,6 @@ from torch import Tensor
 
 from winnowgp.errors import NotPositiveDefiniteError
 
-__all__ = ["Cholesky", "cholesky"]
-
 _LADDERS = {
     torch.float64: (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5),
     torch.float32: (1e-6, 1e-5, 1e-4, 1e-3),
@@ -204,14 +202,22 @@ def residuals_and_duals(
 ) -> tuple[Float[Tensor, "K K"], Float[Tensor, "M K"]]:
     """Return the residual of each row outside a subset and the dual of each row inside; O(K² M).
 
-    With the Householder QR (rows I)ᵀ = Qᵀ Tᵀ, the duals are the rows of T⁻ᵀ Q.
+    With the Householder QR (rows I)ᵀ = Qᵀ Tᵀ, the duals are the rows of T⁻ᵀ Q. The first rows of a
+    triangle are one themselves, with Q = [I 0].
+
+    Args:
+        L: lower-triangular.
+        mask: the subset.
 
     Returns:
         The residuals and duals, and the orthonormal rows Q that span the subset.
     """
-    Qt, Tt = torch.linalg.qr(L[mask].mT)
-    Q = Qt.mT
-    E = torch.empty_like(L)
+    M, E = int(mask.sum()), torch.empty_like(L)
+    if bool(mask[:M].all()):
+        Tt, Q = L[:M, :M].mT, torch.eye(M, len(L), dtype=L.dtype, device=L.device)
+    else:
+        Qt, Tt = torch.linalg.qr(L[mask].mT)
+        Q = Qt.mT
     E[mask] = torch.linalg.solve_triangular(Tt, Q, upper=True)
     E[~mask] = residual(L[~mask], Q)
     return E, Q
@@ -348,6 +354,27 @@ def reuse_freed_memory() -> None:
     libraries are not affected.
     """
     torch.empty(_HEAP_BLOCK, dtype=torch.uint8)
+
+
+# Elements of a tensor from which clearing its memory by all threads saves time.
+_LONG_COPY = 2**24
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+
+def on_cpu(module: _Module) -> _Module:
+    """Move a module to the CPU, as `module.cpu()` does, and return it.
+
+    Matrices of gigabytes take most of their time where a single thread waits for the kernel to
+    provide their pages. Here all threads write to new memory first.
+    """
+    return module._apply(_copied_to_cpu)
+
+
+def _copied_to_cpu(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda or tensor.numel() < _LONG_COPY:
+        return tensor.cpu()
+    return torch.empty_like(tensor, device="cpu").zero_().copy_(tensor)
 
 
 @cache

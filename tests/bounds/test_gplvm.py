@@ -20,7 +20,8 @@ from winnowgp.bounds.gplvm import (
     whitening_factor,
 )
 from winnowgp.bounds.row_blocks import JITTER
-from winnowgp.models import Latents, LatentVariableGP
+from winnowgp.models import LatentVariableGP
+from winnowgp.models.gplvm import Latents
 from winnowgp.models.kernels import expected_kernel
 
 kernels = pytest.mark.parametrize("kernel", [rbf(), linear()], ids=["rbf", "linear"])

@@ -1,5 +1,7 @@
 """Products and solves in panels against dense ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,9 @@ from helpers.problems import problem
 from winnowgp.bounds.collapsed import exact_log_marginal, grouped_sums
 from winnowgp.bounds.panels import (
     PANEL,
+    TriangleInverses,
     add_gram,
+    congruence,
     from_panels,
     inverse_in_panels,
     inverse_of_factor,
@@ -18,6 +22,7 @@ from winnowgp.bounds.panels import (
     panels,
     solve_in_panels,
     squared_columns,
+    triangle_inverses,
     triangular_gram,
     triangular_product,
     upper_product,
@@ -69,6 +74,23 @@ def test_inverse_in_panels_equals_dense_inverse(M: int) -> None:
     expected = torch.linalg.inv(L @ L.mT)
     torch.testing.assert_close(inverse_in_panels(L), expected)
     torch.testing.assert_close(inverse_of_factor(L), expected)
+    assert torch.equal(inverse_in_panels(L), inverse_in_panels(L).mT)
+    for inverse in (inverse_in_panels, inverse_of_factor):
+        # Stored by columns, as factors are.
+        stored = L.mT.clone(memory_format=torch.contiguous_format).mT
+        result = inverse(stored, overwrite=True)
+        torch.testing.assert_close(result, expected)
+        assert result.is_contiguous()
+        assert result.data_ptr() == stored.data_ptr()
+
+
+@pytest.mark.parametrize("M", [0, *SIZES])
+def test_congruence_equals_dense_product(M: int) -> None:
+    W, A = triangle(M), columns(M, M)
+    S = A + A.mT
+    product = congruence(W, S)
+    torch.testing.assert_close(product, W.mT @ S @ W)
+    assert torch.equal(product, product.mT)
 
 
 @pytest.mark.parametrize("size", [64, 128, 256])
@@ -106,12 +128,7 @@ def test_grouped_sums_with_triangle_inverses_equals_solves(
         return grouped_sums(L, [chunk, (2 * A, *chunk[1:])])
 
     expected = sums()
-    padded = torch.eye(384, dtype=L.dtype)
-    padded[:M, :M] = L
-    inverses = [torch.linalg.inv(padded[i : i + 128, i : i + 128]) for i in range(0, M, 128)]
-    monkeypatch.setattr(
-        "winnowgp.bounds.collapsed.triangle_inverses", lambda _: torch.stack(inverses)
-    )
+    monkeypatch.setattr("winnowgp.bounds.collapsed.triangle_inverses", TriangleInverses.of)
     torch.testing.assert_close(sums(), expected)
 
 
@@ -120,12 +137,26 @@ def test_solve_in_panels_singular_covariance_keeps_the_bound() -> None:
     p = problem(N=300, K=200, D=1, lengthscale=0.3)
     L, noise = cholesky(p.Kuu).L, 1e-6 * p.noise
     assert torch.linalg.cond(p.Kuu) > 1e17
+    assert TriangleInverses.of(L).refined
     bounds = []
     for V in (solve_lower(L, p.Kuf), solve_in_panels(L, p.Kuf.clone())):
         trace = (p.kff - squared_columns(V)).sum() / (2 * noise)
         value = exact_log_marginal(V.mT @ V, Y=p.Y, noise=noise)
         bounds.append(value - p.Y.shape[1] * trace)
     # Without refinement they differ by 5e-5.
+    torch.testing.assert_close(bounds[1], bounds[0], rtol=1e-8, atol=0)
+
+
+def test_solve_in_panels_close_candidates_need_no_refinement() -> None:
+    # Triangles are well conditioned although the covariance is not.
+    p = problem(N=400, K=200, D=1, lengthscale=0.01)
+    L, noise = cholesky(p.Kuu).L, 1e-6 * p.noise
+    assert torch.linalg.cond(p.Kuu) > 1e10
+    assert not TriangleInverses.of(L).refined
+    bounds = []
+    for V in (solve_lower(L, p.Kuf), solve_in_panels(L, p.Kuf.clone())):
+        trace = (p.kff - squared_columns(V)).sum() / (2 * noise)
+        bounds.append(exact_log_marginal(V.mT @ V, Y=p.Y, noise=noise) - p.Y.shape[1] * trace)
     torch.testing.assert_close(bounds[1], bounds[0], rtol=1e-8, atol=0)
 
 
@@ -136,3 +167,22 @@ def test_products_of_upper_triangles_equal_dense_ones(size: int) -> None:
     torch.testing.assert_close(triangular_product(U, W), U @ W)
     torch.testing.assert_close(triangular_product(U.mT.contiguous().mT, W), U @ W)
     torch.testing.assert_close(triangular_gram(U), U @ U.mT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("M", [1100, 2100])
+def test_products_and_solves_on_gpu_equal_dense_ones(M: int) -> None:
+    L, A = triangle(M).cuda(), columns(M, 70).cuda()
+    inverses = triangle_inverses(L)
+    assert inverses is not None
+    expected = torch.linalg.solve_triangular(L, A, upper=False)
+    torch.testing.assert_close(whiten(L, A.clone(), inverses=inverses), expected)
+    refined = replace(inverses, refined=True)
+    torch.testing.assert_close(whiten(L, A.clone(), inverses=refined), expected)
+    torch.testing.assert_close(lower_product(L, A), L @ A)
+    inverse = torch.cholesky_inverse(L)
+    torch.testing.assert_close(inverse_of_factor(L), inverse)
+    stored = L.mT.clone(memory_format=torch.contiguous_format).mT
+    torch.testing.assert_close(inverse_of_factor(stored, overwrite=True), inverse)
+    torch.testing.assert_close(congruence(L, inverse), L.mT @ inverse @ L)

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.short_fits import shortest_fits
 from winnowgp.cli.app import run
-from winnowgp.cli.messages import with_options
+from winnowgp.cli.options import with_options
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import winnowgp
 from winnowgp.cli.app import run
 from winnowgp.data import example_table
-from winnowgp.data.examples import EXAMPLES
+from winnowgp.data.catalogue import EXAMPLES
 
 
 def test_info_and_frontier_json_agree(

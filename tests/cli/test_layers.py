@@ -15,15 +15,16 @@ from winnowgp import DeepGPClassifier, DeepGPRegressor, TabularModel, load
 from winnowgp.cli.app import run
 from winnowgp.cli.summary import PhaseBars
 from winnowgp.data import read_table
-from winnowgp.estimators import deep
+from winnowgp.estimators import deep, deep_shallow
 from winnowgp.training import Progress
 
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[None]:
-    """Deep fits of few steps."""
+    """Deep fits of few steps, whose held-out density is taken to be above that of a shallow GP."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(deep._STEPS, "fast", (5, 30, 15))
+        patch.setattr(deep_shallow, "density_gain", lambda *_: (0.2, 0.1))
         yield
 
 
@@ -62,7 +63,12 @@ def test_fit_layers_saves_a_deep_regressor_with_its_summary(
     assert found["held_out"]["rows"] == 12
     assert run(["info", str(regression)]) == 0
     first, second = estimator.n_inducing_
-    assert f"in 2 layers: {first} + {second}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"in 2 layers: {first} + {second}" in shown
+    compared = found["shallow_comparison"]
+    assert compared["selected"] == "deep"
+    gains = f"ELBO {compared['elbo_gain']:+.3f}, held-out density +0.200 ± 0.100"
+    assert gains in " ".join(shown.split())
 
 
 def test_predict_of_a_deep_model_equals_the_estimator(

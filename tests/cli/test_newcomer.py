@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from winnowgp.cli import main
-from winnowgp.cli.app import run
+from winnowgp.cli.app import main, run
 
 
 def read(text: str) -> list[dict[str, str]]:

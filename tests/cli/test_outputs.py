@@ -18,12 +18,8 @@ from winnowgp.errors import (
     InputError,
     NoInducingPointsWarning,
 )
-from winnowgp.tabular import (
-    MultiOutputTable,
-    cross_validate_outputs,
-    fit_outputs_table,
-    update_outputs_table,
-)
+from winnowgp.tabular import cross_validate_outputs, fit_outputs_table, update_outputs_table
+from winnowgp.tabular.outputs import MultiOutputTable
 
 
 @pytest.fixture(scope="module")

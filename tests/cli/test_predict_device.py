@@ -11,7 +11,8 @@ import winnowgp
 from helpers.short_fits import short_fits
 from winnowgp.cli.app import run
 from winnowgp.data import DataTable
-from winnowgp.models import Posterior, Prediction
+from winnowgp.models import Posterior
+from winnowgp.models.observations import Prediction
 from winnowgp.tabular import TabularModel, fit_table
 
 N = 40

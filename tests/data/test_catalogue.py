@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from winnowgp.data import hills, load_table
-from winnowgp.data.catalogue import ORIGINS
+from winnowgp.data import hills
+from winnowgp.data.catalogue import ORIGINS, load_table
 from winnowgp.errors import DataNotFoundError, InputError
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
 from winnowgp.data.columns import ColumnKind, column_kinds, column_note, parse_numbers
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.notation import Notation
 from winnowgp.errors import InputError
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.errors import InputError, ModelFileError
 
 TABLE = DataTable.of(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from winnowgp.data import example_table
-from winnowgp.data.examples import EXAMPLES
+from winnowgp.data.catalogue import EXAMPLES
 from winnowgp.errors import InputError
 
 

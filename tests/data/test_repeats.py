@@ -9,12 +9,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.data.repeats import measured_repeatedly, pooled
-from winnowgp.models import (
-    HeteroscedasticGP,
-    LogVarianceLikelihood,
-    SparseGP,
-    VariationalGP,
-)
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 
 G = torch.Generator().manual_seed(0)
 # Seven settings, measured 1, 2, 3, 5, 8, 8 and 13 times, in random order.

@@ -4,7 +4,8 @@ import numpy as np
 import pandas
 import pytest
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.errors import InputError
 
 TABLE = DataTable.of(

@@ -1,5 +1,6 @@
 """Deep fits of few rows that end below a shallow GP."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import torch
 from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from scipy.stats import norm
+from torch import Tensor
 
-from helpers.short_fits import short_fits
+from helpers.short_fits import short_fits, short_shallow_starts
 from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import NoInducingPointsWarning
-from winnowgp.estimators import deep
+from winnowgp.estimators import deep, deep_shallow
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
 from winnowgp.models.deep_gp import estimate_elbo
+from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.kernels import covariance
 from winnowgp.training import Progress
 
@@ -128,6 +131,113 @@ def test_shallow_alternative_is_compared_with_the_deep_models(fitted: DeepGPRegr
     # Its two samples are quicker than the 64 of the others.
     assert fitted.allocations_[0].sizes == fitted.n_inducing_
     assert fitted.available_sizes_ == (fitted.n_inducing_,)
+
+
+def test_comparison_of_a_lower_elbo_holds_no_rows_out(fitted: DeepGPRegressor) -> None:
+    compared = fitted.comparison_
+    assert compared is not None
+    assert compared.selected == "shallow"
+    gains = [(each.elbo - fitted.elbo_) / 70 for each in fitted.allocations_]
+    assert compared.elbo_gain < 0
+    assert pytest.approx(compared.elbo_gain) in gains
+    assert compared.density_gain is compared.density_gain_error is None
+
+
+def compared(
+    monkeypatch: pytest.MonkeyPatch, gain: float, **options: Any
+) -> tuple[DeepGPRegressor, list[Dataset]]:
+    """Return a fit whose ELBO is far above that of the shallow GP, and whose log density of
+    held-out rows is higher by a mean gain with a standard error of 0.1; and its parts of rows."""
+    parts: list[Dataset] = []
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+
+    def scores(start: DeepGP, train: Dataset, test: Dataset, **_: Any) -> tuple[float, Tensor]:
+        parts.extend((train, test))
+        return 0.0, torch.zeros(test.N)
+
+    def densities(_: Any, test: Dataset) -> Tensor:
+        spread = torch.linspace(-1, 1, test.N)
+        return -gain + 0.1 * test.N**0.5 * spread / spread.std()
+
+    monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
+    monkeypatch.setattr(deep_shallow, "log_densities", densities)
+    with short_shallow_starts():
+        return shortly(n_candidates=8, **options).fit(*rows()), parts
+
+
+def test_deep_gp_of_a_clearly_higher_held_out_density_is_selected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, (train, test) = compared(monkeypatch, 0.12)
+    found = model.comparison_
+    assert found is not None
+    assert found.selected == "deep"
+    assert (found.density_gain, found.density_gain_error) == pytest.approx((0.12, 0.1))
+    assert found.elbo_gain == pytest.approx((model.elbo_ + 1e4) / 70)
+    assert model.posterior_.samples == 64
+    # Every row is in one of both parts.
+    assert (train.N, test.N) == (56, 14)
+    every = torch.cat([train.Y, test.Y])[:, 0].sort().values
+    y = rows()[1]
+    assert torch.allclose(every, torch.tensor((y - y.mean()) / y.std()).sort().values)
+
+
+@pytest.mark.parametrize("gain", [0.08, -0.5])
+def test_deep_gp_of_a_higher_elbo_alone_is_not_selected(
+    monkeypatch: pytest.MonkeyPatch, gain: float
+) -> None:
+    model, _ = compared(monkeypatch, gain)
+    found = model.comparison_
+    assert found is not None
+    assert found.selected == "shallow"
+    assert found.density_gain == pytest.approx(gain)
+    assert model.n_inducing_[0] == 1
+    assert model.posterior_.samples == 2
+    # The gap is that to a deep model, which is the best one by its ELBO.
+    best = max(model.allocations_, key=lambda each: each.elbo)
+    assert best.sizes != model.n_inducing_
+    assert best.elbo_gap == pytest.approx(0.0, abs=1e-9)
+    assert model.elbo_gap_ == pytest.approx((best.elbo - model.elbo_) / 70)
+
+
+def test_comparison_trains_a_deep_gp_that_has_not_seen_the_held_out_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The start from a shallow GP has a q(u) of all rows, which is computed anew."""
+    given: list[DeepGP] = []
+    seen: list[tuple[DeepGP, Dataset]] = []
+
+    def last(models: list[DeepGP], *_: Any, **__: Any) -> DeepGP:
+        given.append(deepcopy(models[-1]))
+        return models[-1]
+
+    def scores(start: DeepGP, train: Dataset, test: Dataset, **_: Any) -> tuple[float, Tensor]:
+        seen.append((start, train))
+        return 0.0, torch.zeros(test.N)
+
+    monkeypatch.setattr(deep, "select_start", last)
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+    monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
+    with short_shallow_starts():
+        shortly(n_candidates=8).fit(*rows())
+    (whole,), ((start, train),) = given, seen
+    sites = deep_sites(start, train, eps=start.base_samples(train.N, 2, torch.Generator()))
+    best = sites[-1].improved(start.layers[-1]).q_mean
+    distance, of_all = (
+        (model.layers[-1].q_mean - best).abs().max().item() for model in (start, whole)
+    )
+    # Samples of hidden functions differ from the identity by 0.003.
+    assert distance < 0.2 * of_all
+
+
+def test_fit_of_too_few_rows_to_hold_some_out_is_shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+    X, y = rows()
+    model = shortly(n_candidates=4).fit(X[:19], y[:19])
+    found = model.comparison_
+    assert found is not None
+    assert (found.selected, found.density_gain) == ("shallow", None)
+    assert model.n_inducing_[0] == 1
 
 
 @pytest.mark.slow

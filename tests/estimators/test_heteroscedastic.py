@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.plots import draw_effects
-from winnowgp.report.sentences import selection_lines
+from winnowgp.report.summary import selection_lines
 from winnowgp.tabular import TabularModel
 from winnowgp.tabular.export import export_numpy
 from winnowgp.tabular.quality import predictive

@@ -19,7 +19,7 @@ from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch
 from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.observations import target_noise
-from winnowgp.report.sentences import selection_lines
+from winnowgp.report.summary import selection_lines
 from winnowgp.tabular import TabularModel
 from winnowgp.tabular.export import export_numpy, export_onnx
 from winnowgp.tabular.quality import predictive

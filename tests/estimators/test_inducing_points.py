@@ -13,7 +13,8 @@ from helpers.short_fits import smaller_sizes
 from winnowgp import SparseGP, SparseGPClassifier, SparseGPRegressor, fit
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import Latents, LatentVariableGP
+from winnowgp.models import LatentVariableGP
+from winnowgp.models.gplvm import Latents
 from winnowgp.models.priors import add_weak_priors, log_prior
 from winnowgp.training import AllCandidates, FastSchedule
 

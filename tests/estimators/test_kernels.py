@@ -17,8 +17,7 @@ from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import GPLVM, DeepGPRegressor, SparseGP, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
-from winnowgp.estimators import kernel_from
-from winnowgp.estimators.kernels import KERNEL_NAMES, parse_kernel
+from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from, parse_kernel
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.tabular import export_numpy
 

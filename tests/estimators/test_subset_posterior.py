@@ -22,8 +22,9 @@ from winnowgp.gradients import all_masks
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.report.sentences import selection_lines
-from winnowgp.selection import SubsetSamples, sample_subsets
+from winnowgp.report.summary import selection_lines
+from winnowgp.selection import sample_subsets
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.tabular.export import export_numpy
 from winnowgp.training import subset_posterior
 

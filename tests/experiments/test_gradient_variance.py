@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import Scope
 from winnowgp.experiments.gradient_estimates import (
     GradientNoise,

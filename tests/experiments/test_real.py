@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from winnowgp.data import load_table
+from winnowgp.data.catalogue import load_table
 from winnowgp.experiments.base import Scope
 from winnowgp.experiments.real import TABLES, Real, corrupted
 from winnowgp.experiments.runner import make_runs

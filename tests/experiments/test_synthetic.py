@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import Scope
 from winnowgp.experiments.runner import make_runs
 from winnowgp.experiments.runs import Runs

@@ -9,7 +9,8 @@ from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from winnowgp.data import MaskedMatrix
-from winnowgp.models import Latents, LatentVariableGP
+from winnowgp.models import LatentVariableGP
+from winnowgp.models.gplvm import Latents
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from gpytorch.likelihoods import PoissonLikelihood
 
 from helpers.deep_problems import deep
 from winnowgp import Dataset, LatentVariableGP, MaskedMatrix, SparseGP, VariationalGP
-from winnowgp.models import Latents, SampledLatentGP
+from winnowgp.models import SampledLatentGP
+from winnowgp.models.gplvm import Latents
 
 X = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
 DATA = Dataset.of(X, torch.stack([torch.sin(X[:, 0]), torch.cos(X[:, 0])], 1))

@@ -21,7 +21,8 @@ from winnowgp.data import Standardiser
 from winnowgp.errors import InputError, MissingExtraError, NoInducingPointsWarning
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.botorch.model import condition_with_points
-from winnowgp.models import JointPosterior, Posterior
+from winnowgp.models import Posterior
+from winnowgp.models.posterior import JointPosterior
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from helpers.gpytorch_models import (
     elbo,
     trained,
 )
-from winnowgp.data import Standardiser, load_table
+from winnowgp.data import Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.integrations.gpytorch import winnow
 
 

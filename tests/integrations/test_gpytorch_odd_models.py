@@ -32,7 +32,8 @@ from helpers.gpytorch_models import (
     with_random_q,
 )
 from winnowgp.errors import ConvergenceWarning
-from winnowgp.integrations.gpytorch import Winnowed, winnow
+from winnowgp.integrations.gpytorch import winnow
+from winnowgp.integrations.gpytorch.selection import Winnowed
 
 # Shapes are checked by the tests of ordinary models.
 pytestmark = pytest.mark.unchecked

@@ -28,7 +28,8 @@ from helpers.gpytorch_models import (
     tasks,
 )
 from winnowgp.errors import InputError
-from winnowgp.integrations.gpytorch import Winnowed, update_winnowed, winnow
+from winnowgp.integrations.gpytorch import update_winnowed, winnow
+from winnowgp.integrations.gpytorch.selection import Winnowed
 
 FIRST, SECOND = slice(0, 25), slice(25, 60)
 KINDS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,8 @@ from winnowgp.errors import InputError, NotSaveableError
 from winnowgp.io import save
 from winnowgp.io.format import Archive
 from winnowgp.io.registry import deserialise
-from winnowgp.models import DeepPosterior, Prediction
+from winnowgp.models import DeepPosterior
+from winnowgp.models.observations import Prediction
 
 
 @pytest.mark.parametrize("M", [0, 1, 2, 13, 40])

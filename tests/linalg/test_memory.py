@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from winnowgp.linalg import on_cpu
 
 _PROGRAM = """
 import resource
@@ -25,3 +28,29 @@ def test_reuse_freed_memory_matrices_are_cleared_at_most_thrice() -> None:
     faults = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     # Six matrices have 9,492 pages; without the call, 40,000 to 190,000 are cleared.
     assert int(faults) < 30_000
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+            ],
+        ),
+    ],
+)
+def test_on_cpu_keeps_values_and_layout(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnowgp.linalg._LONG_COPY", 20)
+    module = torch.nn.Linear(5, 3).to(device)
+    module.register_buffer("by_columns", torch.randn(4, 6, device=device).mT)
+    before = {name: value.cpu() for name, value in module.state_dict().items()}
+    after = on_cpu(module).state_dict()
+    assert after.keys() == before.keys()
+    for name, value in after.items():
+        assert not value.is_cuda
+        assert torch.equal(value, before[name])
+        assert value.stride() == before[name].stride()

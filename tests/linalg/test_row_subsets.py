@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +80,14 @@ def test_residuals_and_duals_match_pseudo_inverse(K: int, seed: int) -> None:
     torch.testing.assert_close(E, dense_rows(L, mask), **CLOSE)
     torch.testing.assert_close(Q @ Q.mT, torch.eye(len(Q), dtype=L.dtype), **CLOSE)
     torch.testing.assert_close(E[mask] @ L[mask].mT, torch.eye(len(Q), dtype=L.dtype), **CLOSE)
+
+
+@pytest.mark.parametrize("M", [0, 1, 4, 7])
+def test_residuals_and_duals_of_first_rows_match_pseudo_inverse(M: int) -> None:
+    L, mask = random_factor(7, M), torch.arange(7) < M
+    E, Q = residuals_and_duals(L, mask)
+    torch.testing.assert_close(E, dense_rows(L, mask), **CLOSE)
+    torch.testing.assert_close(Q, torch.eye(M, 7, dtype=L.dtype))
 
 
 @settings(max_examples=50, deadline=None)

@@ -19,17 +19,17 @@ from winnowgp.errors import InputError
 from winnowgp.models import (
     DeepGP,
     DeepLayer,
-    HeteroscedasticGP,
     LatentVariableGP,
-    LogVarianceLikelihood,
     SampledLatentGP,
     SparseGP,
     VariationalGP,
 )
 from winnowgp.models.base import InducingModel, SelectableModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.priors import add_weak_priors, log_prior
-from winnowgp.selection import MarginalGainObjective, RelaxedObjective, SubsetObjective
+from winnowgp.selection import MarginalGainObjective, SubsetObjective
+from winnowgp.selection.objective import RelaxedObjective
 
 
 def model(order: torch.Tensor) -> tuple[SparseGP, Dataset]:

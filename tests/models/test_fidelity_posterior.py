@@ -8,8 +8,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import MultiOutputGP, NonlinearFidelityPosterior, ProcessMixture
-from winnowgp.models.fidelity_posterior import chain_inputs
+from winnowgp.models import MultiOutputGP
+from winnowgp.models.fidelity_posterior import NonlinearFidelityPosterior, chain_inputs
+from winnowgp.models.multi_output_posterior import ProcessMixture
 
 X_LOW = torch.linspace(0, 3, 8).double()[:, None]
 X_HIGH = torch.tensor([[0.2], [1.1], [1.7], [2.6]]).double()

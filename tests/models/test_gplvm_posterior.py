@@ -8,8 +8,8 @@ from gpytorch.likelihoods import PoissonLikelihood
 from helpers.latent_problems import latent, linear, quadrature
 from winnowgp.bounds.gplvm import latent_kl
 from winnowgp.data import MaskedMatrix
-from winnowgp.models import LatentPosterior, SampledLatentGP, VariationalGP
-from winnowgp.models.gplvm_posterior import SampledPosterior
+from winnowgp.models import SampledLatentGP, VariationalGP
+from winnowgp.models.gplvm_posterior import LatentPosterior, SampledPosterior
 from winnowgp.models.observations import gaussian_noise
 
 ROWS = torch.arange(7)

@@ -14,14 +14,13 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from helpers import oracles
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import (
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.heteroscedastic import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     LogVarianceLikelihood,
-    SparseGP,
-    VariationalGP,
+    leave_one_out_residuals,
 )
-from winnowgp.models.heteroscedastic import leave_one_out_residuals
 from winnowgp.models.kernels import covariance
 from winnowgp.models.quadrature import hermite_nodes
 

@@ -10,7 +10,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import Posterior
 from winnowgp.models.kernels import covariance
 from winnowgp.models.pathwise import PosteriorPaths

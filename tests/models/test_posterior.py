@@ -20,8 +20,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import JointPosterior, Posterior, SparseGP
+from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.kernels import covariance, cross_covariance, prior_variance
+from winnowgp.models.posterior import JointPosterior
 
 
 def data(P: int) -> Dataset:

@@ -13,13 +13,8 @@ from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.selection import (
-    SearchObjective,
-    SubsetStatistics,
-    fit_inclusion,
-    sample_subsets,
-    subset_evidence,
-)
+from winnowgp.selection import SubsetStatistics, fit_inclusion, sample_subsets, subset_evidence
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.statistics import SummedStatistics
 
 X = torch.linspace(0, 3, 14, dtype=torch.float64)[:, None]

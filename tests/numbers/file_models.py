@@ -35,7 +35,8 @@ from winnowgp import (
     VariationalGP,
     fit_table,
 )
-from winnowgp.models import Latents, SampledLatentGP
+from winnowgp.models import SampledLatentGP
+from winnowgp.models.gplvm import Latents
 from winnowgp.models.observations import gaussian_noise
 
 N = 40

@@ -29,7 +29,8 @@ from winnowgp import (
     TabularModel,
     VariationalGP,
 )
-from winnowgp.models import DeepPosterior, LatentPosterior, SampledLatentGP, deep_layers
+from winnowgp.models import DeepPosterior, SampledLatentGP, deep_layers
+from winnowgp.models.gplvm_posterior import LatentPosterior
 from winnowgp.selection import SizeFrontier
 
 Numbers: TypeAlias = dict[str, Any]

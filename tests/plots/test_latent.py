@@ -4,7 +4,7 @@ import torch
 from matplotlib.figure import Figure
 
 from winnowgp.errors import InputError
-from winnowgp.plots import LatentMap, draw_latent_map, save_animation
+from winnowgp.plots.latent import LatentMap, draw_latent_map, save_animation
 
 
 def embedding(step: int = 0) -> LatentMap:

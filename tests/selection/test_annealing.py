@@ -10,14 +10,10 @@ from torch import Tensor
 from helpers.selection_problems import problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.point_processes import (
-    Bernoulli,
-    Budget,
-    Determinantal,
-    PointProcess,
-    SquaredCardinality,
-)
-from winnowgp.selection import SubsetEvidence, SubsetStatistics, annealing, subset_evidence
+from winnowgp.point_processes import Bernoulli, Budget, Determinantal, SquaredCardinality
+from winnowgp.point_processes.bernoulli import PointProcess
+from winnowgp.selection import SubsetStatistics, annealing, subset_evidence
+from winnowgp.selection.annealing import SubsetEvidence
 from winnowgp.selection.chains import Chains
 
 K = 5

@@ -9,20 +9,10 @@ from torch import Tensor
 from helpers.selection_problems import problem
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
-from winnowgp.point_processes import (
-    Bernoulli,
-    Budget,
-    Determinantal,
-    PointProcess,
-    SquaredCardinality,
-)
-from winnowgp.selection import (
-    DeterminantalFit,
-    SubsetStatistics,
-    fit_determinantal,
-    fit_inclusion,
-)
-from winnowgp.selection.determinantal_fit import conditional_covariance
+from winnowgp.point_processes import Bernoulli, Budget, Determinantal, SquaredCardinality
+from winnowgp.point_processes.bernoulli import PointProcess
+from winnowgp.selection import SubsetStatistics, fit_determinantal, fit_inclusion
+from winnowgp.selection.determinantal_fit import DeterminantalFit, conditional_covariance
 
 K = 8
 PRIOR = SquaredCardinality(K, 0.5)

@@ -18,12 +18,13 @@ from winnowgp.point_processes import (
     Budget,
     CardinalityPrior,
     Determinantal,
-    PointProcess,
     SquaredCardinality,
 )
-from winnowgp.selection import SubsetSamples, SubsetStatistics, sample_subsets
+from winnowgp.point_processes.bernoulli import PointProcess
+from winnowgp.selection import SubsetStatistics, sample_subsets
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.gibbs import Ladder, TemperedPosterior, gibbs_sweep, relocate
+from winnowgp.selection.subset_samples import SubsetSamples
 
 K = 5
 DRAWS = 4000

@@ -11,7 +11,8 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from helpers.selection_problems import Problem, line_problem, neighbours, problem
-from winnowgp.data import Dataset, Standardiser, load_table
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
 from winnowgp.selection import SubsetStatistics

@@ -7,7 +7,8 @@ from torch import Tensor
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.point_processes import Bernoulli, Determinantal
-from winnowgp.selection import SubsetPosterior, SubsetSamples
+from winnowgp.selection import SubsetPosterior
+from winnowgp.selection.subset_samples import SubsetSamples
 
 K = 4
 LOGITS = torch.tensor([1.0, -0.5, 0.3, 2.0], dtype=torch.float64)

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection import SubsetSamples
-from winnowgp.selection.subset_samples import effective_samples, r_hat
+from winnowgp.selection.subset_samples import SubsetSamples, effective_samples, r_hat
 
 
 def autoregressive(correlation: float, *, chains: int = 4, draws: int = 2_000) -> Tensor:

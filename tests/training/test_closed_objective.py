@@ -170,3 +170,25 @@ def test_closed_objective_of_other_means_and_noise_is_none() -> None:
     assert closed(model(kernel, data, ZeroMean()), data, exact=False) is not None
     each = SparseGP(kernel, data.X[:5], noise=torch.tensor([0.1, 0.2]))
     assert closed(each, data, exact=False) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_closed_objective_on_gpu_equals_that_on_cpu(kernel: str, *, exact: bool) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        data = rows().to(torch.device(device))
+        gp = model(KERNELS[kernel](), data.to(torch.device("cpu"))).to(device)
+        function = closed(gp, data, exact=exact)
+        assert function is not None
+        x = Coordinates(gp, data.X).read().cpu()
+        results.append(function.informed(x + 0.1 * torch.cos(torch.arange(len(x))).to(x)))
+        assert results[-1][1].device == x.device
+    (value, gradient, information), other = results
+    assert other[0] == pytest.approx(value, rel=1e-9)
+    torch.testing.assert_close(other[1], gradient, rtol=1e-6, atol=1e-6)
+    assert (information is not None) == exact
+    if exact:
+        torch.testing.assert_close(other[2], information, rtol=1e-6, atol=1e-6)

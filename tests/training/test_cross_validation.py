@@ -17,8 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.selection import elimination_frontier
-from winnowgp.training import PredictiveGap
-from winnowgp.training.cross_validation import CrossValidation
+from winnowgp.training.cross_validation import CrossValidation, PredictiveGap
 
 N = 23
 

@@ -13,7 +13,8 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from helpers.short_fits import short_fits, shortest_fits
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import HeteroscedasticGP, LogVarianceLikelihood, SparseGP, VariationalGP
+from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (
     FastSchedule,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, FitResult, FixedAlpha, Goal, MaxPoints, fit
 

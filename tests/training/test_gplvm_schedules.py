@@ -17,7 +17,7 @@ from winnowgp.training import (
     fit,
     principal_latents,
 )
-from winnowgp.training.latent_inference import infer_latents
+from winnowgp.training.fast_gplvm import infer_latents
 
 
 def arc(N: int = 24, *, missing: bool = False) -> MaskedMatrix:

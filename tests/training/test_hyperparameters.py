@@ -14,7 +14,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from helpers import oracles
-from winnowgp.data import Dataset, Standardiser, load_table
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.models import SparseGP
 from winnowgp.training import hyperparameters
 from winnowgp.training.budget import Budget

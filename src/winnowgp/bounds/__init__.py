@@ -15,7 +15,6 @@ are summed over rows and outputs, and larger is better. The modules hold
 """
 
 from winnowgp.bounds.collapsed import (
-    Projection,
     collapsed_bound,
     exact_log_marginal,
     masked_bound,
@@ -28,7 +27,6 @@ from winnowgp.bounds.uncollapsed import uncollapsed_bound
 
 __all__ = [
     "Evidence",
-    "Projection",
     "collapsed_bound",
     "exact_log_marginal",
     "masked_bound",

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.bounds import row_blocks
-from winnowgp.bounds.panels import add_gram, from_panels, triangle_inverses, whiten
+from winnowgp.bounds.panels import add_gram, from_panels, inverted, triangle_inverses, whiten
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Masks, Nats, Noise, Scalar, Weights
 
@@ -159,8 +159,10 @@ def optimal_posterior(
     Returns:
         The means, and the square factor F = LB⁻ᵀ of the covariance F Fᵀ.
     """
-    eye = torch.eye(LB.shape[-1], dtype=LB.dtype, device=LB.device)
-    F = solve_lower(LB, eye).mT
+    if LB.dim() == 2:
+        F = inverted(LB).mT
+    else:
+        F = solve_lower(LB, torch.eye(LB.shape[-1], dtype=LB.dtype, device=LB.device)).mT
     return F @ (F.mT @ D), F
 
 
@@ -249,7 +251,7 @@ def grouped_sums(L: Float[Tensor, "K K"], chunks: Iterable[GroupedChunk]) -> row
         scaled = len(groups) == 1 and len(Kuf.mT) > 1 and groups[0][1].stride(0) == 0
         if scaled:
             root = groups[0][1][0].sqrt()
-            V = whiten(L / root, Kuf, inverses=None if inverses is None else inverses * root)
+            V = whiten(L / root, Kuf, inverses=None if inverses is None else inverses.times(root))
         else:
             V = whiten(L, Kuf, inverses=inverses)
         if not totals:

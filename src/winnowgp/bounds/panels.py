@@ -4,7 +4,8 @@ General products of panels skip most of the zeros of a triangle, or most of one 
 matrix, and run at nearly the full rate of the device, which the routines for such matrices do not.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -13,12 +14,14 @@ from torch import Tensor
 from winnowgp.linalg import solve_lower
 
 # Rows of a panel: of 40, 48 and 64 the fastest for most M from 100 to 508, on one core with MKL; on
-# an H200, of 256, 512, 1024 and all rows the fastest for M = 4096.
-PANEL, GPU_PANEL = 48, 256
+# an H200, of 256, 512, 1024 and all rows the fastest for M = 4096. More than 16 panels are larger.
+PANEL, GPU_PANEL, _GPU_PANELS = 48, 256, 16
 # Rows of the triangles that are inverted to solve with a larger one; and the number of rows from
 # which cuBLAS takes longer than that for many right-hand sides (of 1,024 rows and 131,072 columns
 # 32 ms instead of 19 on a shared H200), and for an inverse.
 _INVERTED, _MANY, _MANY_INVERTED = 128, 1024, 2048
+# Largest ‖|T| |T⁻¹|‖ of a triangle T up to which products with its inverse are not refined.
+_WELL_CONDITIONED = 1e3
 
 
 def panels(M: int, size: int = PANEL) -> list[slice]:
@@ -63,18 +66,38 @@ def triangular_gram(U: Float[Tensor, "M M"], *, count: int = 8) -> Float[Tensor,
     return product
 
 
-def inverse_of_factor(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Return (L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹, symmetric."""
-    return inverse_in_panels(L) if L.is_cuda else torch.cholesky_inverse(L)
+def inverse_of_factor(L: Float[Tensor, "M M"], *, overwrite: bool = False) -> Float[Tensor, "M M"]:
+    """Return (L Lᵀ)⁻¹ = L⁻ᵀ L⁻¹, symmetric.
+
+    Args:
+        overwrite: whether the inverse takes the place of L, which is stored by columns; that saves
+            memory.
+    """
+    if L.is_cuda:
+        return inverse_in_panels(L, overwrite=overwrite)
+    return torch.cholesky_inverse(L, out=L).mT if overwrite else torch.cholesky_inverse(L)
 
 
-def inverse_in_panels(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Return (L Lᵀ)⁻¹ by products of panels."""
+def inverse_in_panels(L: Float[Tensor, "M M"], *, overwrite: bool = False) -> Float[Tensor, "M M"]:
+    """Return (L Lᵀ)⁻¹ by products of panels, in M³ operations with the inverse of L.
+
+    cuSOLVER solves for the unit matrix, in seven times as many.
+    """
     inverse = inverted(L)
-    total = torch.zeros_like(L)
-    for panel in _panels_of(L):
-        below = inverse[panel.start :]
-        torch.mm(below[:, panel.start :].mT, below[:, panel], out=total[panel.start :, panel])
+    total = L.mT if overwrite else torch.empty_like(inverse)
+    for panel in _panels_of(inverse):
+        below, rows = inverse[panel.start :], total[panel, : panel.stop]
+        torch.mm(below[:, panel].mT, below[:, : panel.stop], out=rows)
+    return mirrored(total) if overwrite else from_panels(total)
+
+
+def congruence(W: Float[Tensor, "M M"], S: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
+    """Return Wᵀ S W for a lower-triangular W and a symmetric S; of the result, half is computed."""
+    half, total = upper_product(W, S), torch.empty_like(W, memory_format=torch.contiguous_format)
+    for panel in _panels_of(W):
+        after = slice(panel.start, None)
+        rows = total[panel, : panel.stop]
+        torch.mm(W[after, panel].mT, half[: panel.stop, after].mT, out=rows)
     return from_panels(total)
 
 
@@ -99,16 +122,52 @@ def from_panels(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     return total.tril() + total.tril(-1).mT
 
 
+def mirrored(total: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
+    """Complete a symmetric matrix from its lower panels as `from_panels`, but in place."""
+    for panel in _panels_of(total):
+        total[: panel.start, panel] = total[panel, : panel.start].mT
+        own = total[panel, panel]
+        own.copy_(from_panels(own))
+    return total
+
+
 def squared_columns(V: Float[Tensor, "M B"]) -> Float[Tensor, " B"]:
     """Return ‖v_i‖² of each column; on a GPU without a matrix of squares."""
     return torch.linalg.vector_norm(V, dim=0).square() if V.is_cuda else V.square().sum(0)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TriangleInverses:
+    """Inverses of the triangles of 128 rows on the diagonal of a factor L, for `whiten`."""
+
+    inverses: Float[Tensor, "n m m"]
+    refined: bool
+    """Whether a product with an inverse T⁻¹ is refined once."""
+
+    @classmethod
+    def of(cls, L: Float[Tensor, "M M"]) -> "TriangleInverses":
+        """Invert the triangles, and look at their condition numbers.
+
+        The residual of T⁻¹ A is up to ‖|T| |T⁻¹|‖ times that of a solve. Triangles of candidates
+        that nearly coincide have a norm of 1e6 and more; those of other candidates are well
+        conditioned even if L is not.
+        """
+        inverses = _inverted_triangles(L, _INVERTED)
+        triangles = _triangles(L, _INVERTED)
+        condition = (triangles.abs() @ inverses.abs()).sum(2).amax() if len(L) else 0.0
+        return cls(inverses, not bool(condition <= _WELL_CONDITIONED))
+
+    def times(self, factor: Float[Tensor, ""]) -> "TriangleInverses":
+        """Return the inverses for L divided by a factor."""
+        return replace(self, inverses=self.inverses * factor)
 
 
 def whiten(
     L: Float[Tensor, "M M"],
     A: Float[Tensor, "M B"],
     *,
-    inverses: Float[Tensor, "n m m"] | None = None,
+    inverses: TriangleInverses | None = None,
 ) -> Float[Tensor, "M B"]:
     """Return L⁻¹ A for a lower-triangular L; may overwrite A.
 
@@ -120,12 +179,12 @@ def whiten(
     """
     if inverses is None:
         return solve_lower(L, A)
-    return solve_in_panels(L, A.contiguous(), size=GPU_PANEL, inverses=inverses)
+    return solve_in_panels(L, A.contiguous(), size=_gpu_panel(len(L)), inverses=inverses)
 
 
-def triangle_inverses(L: Float[Tensor, "M M"]) -> Float[Tensor, "n m m"] | None:
+def triangle_inverses(L: Float[Tensor, "M M"]) -> TriangleInverses | None:
     """Return inverses for `whiten`, once for any number of solves; None where they save no time."""
-    return _inverted_triangles(L, _INVERTED) if L.is_cuda and len(L) >= _MANY else None
+    return TriangleInverses.of(L) if L.is_cuda and len(L) >= _MANY else None
 
 
 def solve_in_panels(
@@ -133,11 +192,12 @@ def solve_in_panels(
     A: Float[Tensor, "M B"],
     *,
     size: int = PANEL,
-    inverses: Float[Tensor, "n m m"] | None = None,
+    inverses: TriangleInverses | None = None,
 ) -> Float[Tensor, "M B"]:
     """Return L⁻¹ A for a lower-triangular L, overwriting A.
 
-    Triangles on the diagonal are inverted, and each product with an inverse T⁻¹ is refined once,
+    Triangles on the diagonal are inverted. Unless all are well conditioned, each product with an
+    inverse T⁻¹ is refined once,
 
         V = T⁻¹ A,   V ← V + T⁻¹ (A − T V),
 
@@ -149,11 +209,11 @@ def solve_in_panels(
         inverses: those of the triangles, if they are known.
     """
     V = torch.empty_like(A)
-    triangles = (_inverted_triangles(L, _INVERTED) if inverses is None else inverses).unbind()
+    inverses = TriangleInverses.of(L) if inverses is None else inverses
     for panel in panels(len(L), max(size // _INVERTED, 1) * _INVERTED):
         if panel.start:
             A[panel].addmm_(L[panel, : panel.start], V[: panel.start], alpha=-1)
-        _solve_triangles(L, A, V, triangles, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
+        _solve_triangles(L, A, V, inverses, panel.start // _INVERTED, -(-panel.stop // _INVERTED))
     return V
 
 
@@ -161,16 +221,18 @@ def _solve_triangles(
     L: Float[Tensor, "M M"],
     A: Float[Tensor, "M B"],
     V: Float[Tensor, "M B"],
-    inverses: Sequence[Tensor],
+    inverses: TriangleInverses,
     first: int,
     last: int,
 ) -> None:
     """Solve with the block of L that has these triangles on its diagonal, into V, by halves."""
     start, stop = first * _INVERTED, min(last * _INVERTED, len(L))
     if last - first == 1:
-        inverse, own = inverses[first][: stop - start, : stop - start], A[start:stop]
+        inverse = inverses.inverses[first, : stop - start, : stop - start]
+        own = A[start:stop]
         solved = torch.mm(inverse, own, out=V[start:stop])
-        solved.addmm_(inverse, own.addmm_(L[start:stop, start:stop], solved, alpha=-1))
+        if inverses.refined:
+            solved.addmm_(inverse, own.addmm_(L[start:stop, start:stop], solved, alpha=-1))
         return
     half = (first + last) // 2
     middle = half * _INVERTED
@@ -186,22 +248,30 @@ def inverted(L: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     return solve_lower(L, torch.eye(len(L), dtype=L.dtype, device=L.device))
 
 
-def invert_by_halves(L: Float[Tensor, "M M"], size: int = 512) -> Float[Tensor, "M M"]:
+def invert_by_halves(L: Float[Tensor, "M M"], size: int = 1024) -> Float[Tensor, "M M"]:
     """Return L⁻¹ for a lower-triangular L by products: its lower left is −L₂⁻¹ L₂₁ L₁⁻¹.
 
     Args:
-        size: rows of the triangles that are inverted together.
+        size: rows of the triangles that are inverted together, and of the panels of larger ones.
+            With smaller ones, a GPU waits for launches.
     """
-    inverse = torch.zeros_like(L)
+    inverse, half = torch.zeros_like(L), size
     for start, triangle in zip(range(0, len(L), size), _inverted_triangles(L, size), strict=True):
         own = inverse[start : start + size, start : start + size]
         own.copy_(triangle[: len(own), : len(own)])
-    while size < len(L):
-        for middle in range(size, len(L), 2 * size):
-            above, below = slice(middle - size, middle), slice(middle, middle + size)
-            left = -inverse[below, below] @ L[below, above]
-            torch.mm(left, inverse[above, above], out=inverse[below, above])
-        size *= 2
+    while half < len(L):
+        for middle in range(half, len(L), 2 * half):
+            above, below = slice(middle - half, middle), slice(middle, middle + half)
+            first, second = inverse[above, above], inverse[below, below]
+            left, corner = torch.empty_like(L[below, above]), inverse[below, above]
+            for panel in panels(len(second), size):
+                rows = L[below, above][: panel.stop]
+                torch.mm(second[panel, : panel.stop], rows, out=left[panel])
+            left.neg_()
+            for panel in panels(half, size):
+                after = slice(panel.start, None)
+                torch.mm(left[:, after], first[after, panel], out=corner[:, panel])
+        half *= 2
     return inverse
 
 
@@ -210,18 +280,27 @@ def _inverted_triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n 
 
     Triangles of 128 rows are solved for, and joined by products.
     """
-    M = len(L)
-    padded = torch.eye(-(-M // size) * size, dtype=L.dtype, device=L.device)
-    padded[:M, :M] = L
-    least = min(size, _INVERTED)
-    small = _diagonal_blocks(padded, least)
-    inverse = torch.linalg.solve_triangular(small, small.new_ones(least).diag(), upper=False)
+    least, blocks = min(size, _INVERTED), _triangles(L, size)
+    inverse = _diagonal_blocks(blocks, least)
+    eye = inverse.new_ones(least).diag()
+    inverse = torch.linalg.solve_triangular(inverse, eye, upper=False)
     while inverse.shape[1] < size:
-        inverse = _joined(padded, inverse)
+        inverse = _joined(blocks, inverse)
     return inverse
 
 
-def _joined(L: Float[Tensor, "M M"], inverse: Float[Tensor, "m h h"]) -> Tensor:
+def _triangles(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
+    """Return the triangles on the diagonal of L, the last one completed by ones."""
+    whole = len(L) // size * size
+    blocks = _diagonal_blocks(L[None, :whole, :whole], size)
+    if whole == len(L):
+        return blocks
+    last, rest = torch.eye(size, dtype=L.dtype, device=L.device), L[whole:, whole:]
+    last[: len(rest), : len(rest)] = rest
+    return torch.cat([blocks, last[None]])
+
+
+def _joined(L: Float[Tensor, "n m m"], inverse: Float[Tensor, "k h h"]) -> Tensor:
     """Return the inverses of triangles of twice the size, from those of each two of them."""
     half = inverse.shape[1]
     joined = _diagonal_blocks(L, 2 * half)
@@ -232,11 +311,18 @@ def _joined(L: Float[Tensor, "M M"], inverse: Float[Tensor, "m h h"]) -> Tensor:
     return joined
 
 
-def _diagonal_blocks(L: Float[Tensor, "M M"], size: int) -> Float[Tensor, "n m m"]:
-    """Return a copy of the blocks on the diagonal; `size` divides M."""
-    blocks = L.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(dim1=0, dim2=2)
-    return blocks.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+def _diagonal_blocks(L: Float[Tensor, "n m m"], size: int) -> Float[Tensor, "k s s"]:
+    """Return a copy of the blocks on the diagonals; `size` divides m."""
+    shape = (L.shape[2] // size, size)
+    blocks = L.unflatten(2, shape).unflatten(1, shape).diagonal(dim1=1, dim2=3)
+    blocks = blocks.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
+    return blocks.flatten(0, 1)
 
 
 def _panels_of(A: Float[Tensor, "M B"]) -> list[slice]:
-    return panels(len(A), GPU_PANEL if A.is_cuda else PANEL)
+    return panels(len(A), _gpu_panel(len(A)) if A.is_cuda else PANEL)
+
+
+def _gpu_panel(M: int) -> int:
+    """Return the rows of a panel on a GPU, a multiple of 256."""
+    return GPU_PANEL * max(M // (GPU_PANEL * _GPU_PANELS), 1)

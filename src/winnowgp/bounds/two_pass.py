@@ -113,8 +113,7 @@ def two_pass_bound(
     noise_gradient = gathered_noise(noise, [(t.group, t.noise_gradient) for t in terms])
     # ∂F/∂K_uu = −½ L⁻ᵀ [P(C/σ² − I + B⁻¹) + ββᵀ] L⁻¹
     inner = _total([term.inner for term in terms])
-    half = panels.upper_product(L_inverse, inner)
-    Kuu_gradient = panels.upper_product(L_inverse, half.mT).mul_(-0.5)
+    Kuu_gradient = panels.congruence(L_inverse, inner).mul_(-0.5)
     if M := len(L_inverse):
         Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (row_blocks.JITTER / M))
     factors = [term.to(chunks.dtype) for term in terms]
@@ -425,7 +424,7 @@ def evidence_gradient(
         # products; all are symmetric, so that rows and columns may be exchanged.
         L = definite_cholesky(A.mT, overwrite=True)
         log_det = 2 * half_log_det(L)
-        A_inverse = torch.cholesky_inverse(L, out=L).mT
+        A_inverse = panels.inverse_of_factor(L, overwrite=True)
         alpha = A_inverse @ Y
         value = -0.5 * (N * P * log(2 * pi) + P * log_det + (Y * alpha).sum())
         if products is not None and only and noise.dim() == 0:

@@ -17,8 +17,7 @@ from winnowgp.cli.demo import data, demo
 from winnowgp.cli.evaluate import compare, evaluate
 from winnowgp.cli.fit import fit
 from winnowgp.cli.inspect import frontier, info, resize
-from winnowgp.cli.messages import with_options
-from winnowgp.cli.options import process_name
+from winnowgp.cli.options import process_name, with_options
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
 from winnowgp.cli.reproduce import reproduce

@@ -76,8 +76,7 @@ def data(
     Synthetic data sets are part of winnowgp. Those of the paper are searched in $WINNOWGP_DATA and
     winnowgp's cache folder; nothing is downloaded. The list shows where each can be obtained.
     """
-    from winnowgp.data.catalogue import ORIGINS
-    from winnowgp.data.examples import EXAMPLES
+    from winnowgp.data.catalogue import EXAMPLES, ORIGINS
 
     if name is not None:
         if name not in (known := (*EXAMPLES, *ORIGINS)):

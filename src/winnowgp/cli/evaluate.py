@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from winnowgp.data import DataTable
-    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular import TabularModel
     from winnowgp.tabular.evaluation import CrossValidation, PairedDifference
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 Labelled = Annotated[
     Path,
@@ -168,7 +169,7 @@ def print_folds(validation: "CrossValidation") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.sentences import rounded
+    from winnowgp.report.summary import rounded
 
     names = [metric["name"] for metric in validation.folds[0]["metrics"]]
     table = Table(title="Cross-validation", title_justify="left")
@@ -203,7 +204,7 @@ def _print_comparison(
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.sentences import rounded
+    from winnowgp.report.summary import rounded
 
     console = Console(markup=False)
     table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")

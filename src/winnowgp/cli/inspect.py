@@ -163,7 +163,7 @@ def _print_allocations(choice: "Choice", allocations: "list[AllocationSummary]")
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.sentences import listed
+    from winnowgp.report.summary import listed
 
     table = Table(title="Allocations of inducing points to layers", title_justify="left")
     for name in ("layers", "in all", "µs per row", "ELBO (nats)", "gap", "held-out", ""):

@@ -1,8 +1,10 @@
-"""Options that several commands share, checks of paths, and the process under torchrun."""
+"""Options that several commands share, and messages that name them; paths; process of torchrun."""
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -12,8 +14,8 @@ from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
     from winnowgp import TabularModel
-    from winnowgp.report import Summary
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.report.summary import Summary
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 Quiet: TypeAlias = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")
@@ -117,7 +119,7 @@ def load_table_model(path: Path) -> "TabularModel":
 def load_predictor(path: Path) -> "TabularModel | MultiOutputTable":
     """Load a model that `winnow fit` wrote, of one target or of several."""
     from winnowgp import TabularModel, load
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
     model = load(_checked_file(path))
     if not isinstance(model, TabularModel | MultiOutputTable):
@@ -132,7 +134,7 @@ def load_outputs(path: Path) -> "MultiOutputTable | None":
     if load_field(_checked_file(path), "targets", list[str])[0] != "MultiOutputTable":
         return None
     from winnowgp import load
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
     model = load(path)
     assert isinstance(model, MultiOutputTable)
@@ -146,8 +148,7 @@ def load_summary(path: Path) -> "Summary":
     """
     from winnowgp.io.format import unreadable
     from winnowgp.io.registry import load_field
-    from winnowgp.report import Summary
-    from winnowgp.report.summary import is_consistent
+    from winnowgp.report.summary import Summary, is_consistent
 
     kind, summary = load_field(_checked_file(path), "summary", Summary)
     if kind != "TabularModel":
@@ -190,3 +191,53 @@ def is_main_process() -> bool:
 def process_name() -> str:
     """Return the prefix of messages, with the number of the process unless it is the first."""
     return "winnow" if is_main_process() else f"winnow (process {int(os.environ['RANK']) + 1})"
+
+
+# "`drop` (`--drop 'id'`)" and "`kernel='rbf'` (`--kernel`)": messages that name both.
+_BOTH = re.compile(r"(?:`\w+(?:=[^`]*)?`|\b\w+=\S+) \(`(--[\w-]+ [^`]+)`\)")
+_BARE = re.compile(r"(`\w+(?:=[^`]*)?`) \(`--[\w-]+`\)")
+_VALUE = re.compile(r"`(\w+)=(?:'([^'`]*)'|\"([^\"`]*)\"|([^`]*))`")
+_NAME = re.compile(r"`(\w+)`")
+# Arguments of Python that have another name than their option.
+_OTHER_NAMES = {"targets": "--target", "test_table": "--test-file", "folds": "--cv"}
+
+
+def with_options(message: str) -> str:
+    """Return a message of the library with the options of `winnow` for arguments of Python.
+
+    >>> with_options("`max_points` must be an integer of at least 1; got 0.")
+    '`--max-points` must be an integer of at least 1; got 0.'
+    >>> with_options("leave it out with `drop` (`--drop 'id'`), or use `device='cuda'`.")
+    "leave it out with `--drop 'id'`, or use `--device cuda`."
+    """
+    message = _BARE.sub(r"\1", _BOTH.sub(r"`\1`", message))
+    return _NAME.sub(_option, _VALUE.sub(_option_with_value, message))
+
+
+def _option(match: re.Match[str]) -> str:
+    option = _options().get(match[1])
+    return match[0] if option is None else f"`{option}`"
+
+
+def _option_with_value(match: re.Match[str]) -> str:
+    option = _options().get(match[1])
+    if option is None:
+        return match[0]
+    value = next(text for text in match.groups()[1:] if text is not None)
+    if value == "True":
+        return f"`{option}`"
+    return f"`{option} {value!r}`" if " " in value else f"`{option} {value}`"
+
+
+@cache
+def _options() -> dict[str, str]:
+    """Return the option of each argument that has one, over all commands."""
+    from typer.main import get_command
+
+    from winnowgp.cli.app import app
+
+    commands = getattr(get_command(app), "commands", {})
+    parameters = [each for command in commands.values() for each in command.params]
+    arguments = {each.name for each in parameters if each.param_type_name == "argument"}
+    options = {each.name: max(each.opts, key=len) for each in parameters}
+    return {name: options[name] for name in options.keys() - arguments} | _OTHER_NAMES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from winnowgp.cli.messages import with_options
+from winnowgp.cli.options import with_options
 from winnowgp.errors import InputError
 
 _LIKELIHOODS = (
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from winnowgp.data import DataTable
     from winnowgp.report.summary import Choice
-    from winnowgp.tabular import MultiOutputTable
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 
 def fit_outputs(
@@ -268,7 +268,7 @@ def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: s
     from rich.console import Console
     from rich.table import Table
 
-    from winnowgp.report.sentences import rounded
+    from winnowgp.report.summary import rounded
 
     table = Table(title=title, title_justify="left")
     for name in ("target", "rows", "RMSE", "R²", "log density (nats)"):

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from winnowgp.data import DataTable
-    from winnowgp.report import Summary
-    from winnowgp.report.summary import Choice
+    from winnowgp.report.summary import Choice, Summary
     from winnowgp.tabular import TabularModel
 
 
@@ -157,7 +156,7 @@ def _surface(model: "TabularModel", table: "DataTable | None") -> "Figure":
         shortened,
     )
     from winnowgp.plots.style import plain
-    from winnowgp.report.sentences import counted
+    from winnowgp.report.summary import counted
     from winnowgp.tabular.surfaces import numeric_inputs, surface, surface_rows
 
     names = numeric_inputs(model)

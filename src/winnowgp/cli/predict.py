@@ -18,7 +18,8 @@ from winnowgp.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from winnowgp.data import DataTable
-    from winnowgp.tabular import MultiOutputTable, TabularModel
+    from winnowgp.tabular import TabularModel
+    from winnowgp.tabular.outputs import MultiOutputTable
 
 
 def predict(

@@ -9,10 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
-from winnowgp.cli.messages import with_options
-from winnowgp.report import Summary
-from winnowgp.report.sentences import counted, rounded, selection_lines
-from winnowgp.report.summary import ColumnSummary, Quality
+from winnowgp.cli.options import with_options
+from winnowgp.report.summary import (
+    ColumnSummary,
+    Quality,
+    Summary,
+    counted,
+    rounded,
+    selection_lines,
+)
 
 if TYPE_CHECKING:
     # Models can be described without importing the optimisers.
@@ -144,6 +149,7 @@ def as_json(summary: Summary, *, file: str) -> str:
             "inducing_points": choice["points"],
             "layer_inducing_points": choice.get("layers"),
             "allocations": choice.get("allocations"),
+            "shallow_comparison": choice.get("shallow"),
             "noise_inducing_points": choice.get("noise_points"),
             "hyper_posteriors": choice.get("hyper_posteriors"),
             "constant_weight": choice.get("constant_weight"),

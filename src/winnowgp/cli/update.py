@@ -22,7 +22,7 @@ from winnowgp.cli.outputs import refuse_single_target_options, update_outputs
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
-    from winnowgp.tabular import TableUpdate
+    from winnowgp.tabular.updates import TableUpdate
 
 
 def update(
@@ -85,7 +85,8 @@ def update(
     check_rereadable(data)
     from winnowgp.cli.options import load_predictor
     from winnowgp.data import read_table
-    from winnowgp.tabular import MultiOutputTable, update_table
+    from winnowgp.tabular import update_table
+    from winnowgp.tabular.outputs import MultiOutputTable
 
     fitted, table = load_predictor(model), read_table(data, encoding=encoding)
     several = isinstance(fitted, MultiOutputTable)

@@ -4,10 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from winnowgp.data.catalogue import hills, load_table
+    from winnowgp.data.catalogue import example_table, hills
     from winnowgp.data.dataset import Dataset, MaskedMatrix, Source
-    from winnowgp.data.encoding import TableEncoder
-    from winnowgp.data.examples import example_table
     from winnowgp.data.out_of_core import ArraySource, BatchSource
     from winnowgp.data.parquet import ParquetSource
     from winnowgp.data.readers import read_blocks, read_table
@@ -24,10 +22,8 @@ _MODULES = {
     "ParquetSource": "parquet",
     "Source": "dataset",
     "Standardiser": "scaling",
-    "TableEncoder": "encoding",
-    "example_table": "examples",
+    "example_table": "catalogue",
     "hills": "catalogue",
-    "load_table": "catalogue",
     "read_blocks": "readers",
     "read_table": "readers",
     "shard": "sharding",
@@ -43,10 +39,8 @@ __all__ = [
     "ParquetSource",
     "Source",
     "Standardiser",
-    "TableEncoder",
     "example_table",
     "hills",
-    "load_table",
     "read_blocks",
     "read_table",
     "shard",

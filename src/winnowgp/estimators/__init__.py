@@ -5,7 +5,6 @@ from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.fidelity import MultiFidelityGPRegressor
 from winnowgp.estimators.gplvm import GPLVM
-from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 
@@ -18,5 +17,4 @@ __all__ = [
     "MultiOutputGPRegressor",
     "SparseGPClassifier",
     "SparseGPRegressor",
-    "kernel_from",
 ]

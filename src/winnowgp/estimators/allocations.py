@@ -105,6 +105,7 @@ class AllocatedEstimator(BaseGP, ABC):
     def _set_sized(self, number: int) -> None:
         """Set the attributes to those of a smaller model."""
         sized = self._sized[number]
+        self.comparison_ = None
         self._set_posterior(sized.posterior)
         (gap,) = {each.elbo_gap for each in self.allocations_ if each.sizes == self.n_inducing_}
         self.elbo_, self.elbo_gap_ = sized.elbo, gap

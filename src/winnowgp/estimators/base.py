@@ -25,18 +25,14 @@ from winnowgp.data.scaling import StandardisedSource
 from winnowgp.estimators import validation
 from winnowgp.estimators.rows import dates_as_days, explained_inputs, refuse_source, tensor
 from winnowgp.io import save
-from winnowgp.models import (
-    DeepPosterior,
-    FidelityModel,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    MultiOutputPosterior,
-    Posterior,
-    Prediction,
-)
+from winnowgp.models import DeepPosterior, MixturePosterior, MultiOutputPosterior, Posterior
 from winnowgp.models.base import check_kernel
+from winnowgp.models.fidelity_posterior import FidelityModel
+from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
+from winnowgp.models.observations import Prediction
 from winnowgp.selection import Frontier
-from winnowgp.training import Callbacks, FitResult, Schedule, fit
+from winnowgp.training import FitResult, Schedule, fit
+from winnowgp.training.callbacks import Callbacks
 from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
 from winnowgp.training.fingerprint import row_identity
 from winnowgp.training.schedules import warn_not_sharded

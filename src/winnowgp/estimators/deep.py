@@ -36,10 +36,11 @@ from winnowgp.estimators.deep_shallow import (
 )
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import DeepGP, Prediction
+from winnowgp.models import DeepGP
 from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise
+from winnowgp.models.observations import Prediction
 from winnowgp.training import (
     DeepTraining,
     FastSchedule,
@@ -152,7 +153,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
     Attributes:
         n_inducing_: number of inducing points of each layer.
         depths_: with `layers="auto"`, ELBO and held-out log density of each number of layers
-            (`winnowgp.training.DepthScore`); empty otherwise, and in loaded estimators.
+            (`DepthScore`); empty otherwise, and in loaded estimators.
         inducing_points_: their locations, one array `[M D]` per layer: those of the first layer in
             the units of `X`, those of the others in the space of the layer's inputs.
         inclusion_: inclusion probability of each candidate in the last selection, one array `[K]`
@@ -165,6 +166,9 @@ class DeepEstimator(AllocatedEstimator, ABC):
             models that no quicker one has the ELBO of, quickest first
             (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
             `tolerance` and the fast schedule.
+        comparison_: the deep model beside a shallow GP of the same rows, and which of them is the
+            result (`winnowgp.estimators.deep_shallow.ShallowComparison`); None where there is no
+            shallow alternative, and after loading.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
         elbo_gap_: nats per observation by which the ELBO is below that of the best model seen; with
             `alpha` or a limit alone, what pruning cost before training continued.
@@ -298,11 +302,14 @@ class DeepEstimator(AllocatedEstimator, ABC):
                     rows, params, layers=params.layers, hidden_mean=means[0], seed=seed, narrow=True
                 )
                 models.append(with_shallow_top(narrow, rows, params, generator, log))
-        if len(models) == 1:
-            return models[0]
-        return select_start(
-            models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
-        )
+        start = models[0]
+        if len(models) > 1:
+            start = select_start(
+                models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
+            )
+        # The fit trains the start itself.
+        params.start = deepcopy(start)
+        return start
 
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
@@ -343,13 +350,11 @@ class DeepEstimator(AllocatedEstimator, ABC):
         generator: torch.Generator,
         log: CheckpointLog,
     ) -> FitResult[Any]:
+        self._comparison = None
         if not has_shallow_alternative(params, data):
             return result
-        rows = data.as_dataset()
-        if rows is None:
-            # Few rows, which every process then has and fits alike.
-            rows = data.part(torch.arange(data.N))
-        return with_shallow_alternative(result, rows, params, generator, log)
+        result, self._comparison = with_shallow_alternative(result, data, params, generator, log)
+        return result
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
@@ -357,7 +362,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         samples = IDENTITY_SAMPLES if shallow else int(self.predict_samples)
         self._set_posterior(result.model.posterior(samples=samples).cpu())
         self.elbo_ = result.elbo
-        self.depths_ = self._depths
+        self.depths_, self.comparison_ = self._depths, self._comparison
         self.elbo_gap_ = result.elbo_gap / observations
         self._set_allocations(result, observations, samples=int(self.predict_samples))
         self.candidates_ = layer_locations(result.candidates, self._x_scaler)

@@ -29,14 +29,14 @@ from winnowgp.estimators.processes import (
     gaussian_only,
 )
 from winnowgp.estimators.selection import HYPER, check_hyper_rows
-from winnowgp.models import (
+from winnowgp.models import MultiOutputPosterior
+from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,
-    MultiOutputPosterior,
     NonlinearFidelityPosterior,
-    ProcessMixture,
+    chain_inputs,
 )
-from winnowgp.models.fidelity_posterior import chain_inputs
+from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.training import Checkpoint, FitResult
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.laplace import process_members

@@ -34,9 +34,9 @@ from winnowgp.estimators.rows import dates_as_days, explained_inputs, tensor
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.latent_inference import LatentPositions, infer_latents
+from winnowgp.training.fast_gplvm import LatentPositions, infer_latents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -260,7 +260,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         """
         from matplotlib.figure import Figure
 
-        from winnowgp.plots import LatentMap, draw_latent_map
+        from winnowgp.plots.latent import LatentMap, draw_latent_map
 
         check_is_fitted(self)
         if self.embedding_.shape[1] < 2:

@@ -14,8 +14,8 @@ from winnowgp.data import Dataset, MaskedMatrix, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.estimators.validation import Parameters
-from winnowgp.models import Latents, LatentVariableGP, SampledLatentGP, VariationalGP
-from winnowgp.models.gplvm import LatentModel
+from winnowgp.models import LatentVariableGP, SampledLatentGP, VariationalGP
+from winnowgp.models.gplvm import LatentModel, Latents
 from winnowgp.models.kernels import has_psi
 from winnowgp.models.likelihoods import has_noise, observation_model
 from winnowgp.models.observations import fill_with_observed, gaussian_noise

@@ -16,14 +16,11 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns, rows_at_once
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import (
+from winnowgp.models import MixturePosterior, Posterior, SparseGP, VariationalGP
+from winnowgp.models.heteroscedastic import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
     LogVarianceLikelihood,
-    MixturePosterior,
-    Posterior,
-    SparseGP,
-    VariationalGP,
 )
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.priors import add_weak_priors

@@ -36,12 +36,8 @@ from winnowgp.estimators.rows import (
     tensor,
     weighted_rows,
 )
-from winnowgp.models import (
-    FidelityModel,
-    MixturePosterior,
-    MultiOutputPosterior,
-    Posterior,
-)
+from winnowgp.models import MixturePosterior, MultiOutputPosterior, Posterior
+from winnowgp.models.fidelity_posterior import FidelityModel
 from winnowgp.models.likelihoods import has_noise, is_plain, observation_model
 from winnowgp.models.observations import gaussian_noise
 

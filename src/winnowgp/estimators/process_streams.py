@@ -11,14 +11,13 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.estimators.processes import ProcessEstimator
-from winnowgp.models import (
+from winnowgp.models import MultiOutputPosterior, greedy_variance
+from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,
-    MultiOutputPosterior,
     NonlinearFidelityPosterior,
-    ProcessMixture,
-    greedy_variance,
 )
+from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.models.process_stream import ProcessStream
 from winnowgp.selection import Frontier, SizeFrontier, elimination_frontier
 from winnowgp.training import MaxPoints, Tolerance

@@ -28,19 +28,12 @@ from winnowgp.estimators.heteroscedastic import (
 )
 from winnowgp.estimators.selection import HYPER, check_hyper, check_hyper_rows, gaussian_posterior
 from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
-from winnowgp.models import (
-    HeteroscedasticGP,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    Posterior,
-    PosteriorPaths,
-    Prediction,
-    SparseGP,
-    VariationalGP,
-)
+from winnowgp.models import MixturePosterior, Posterior, PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, HeteroscedasticPosterior
 from winnowgp.models.likelihoods import has_noise, is_plain
 from winnowgp.models.mixture import MixturePaths
+from winnowgp.models.observations import Prediction
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
 from winnowgp.training.checkpoint import CheckpointLog

@@ -24,9 +24,10 @@ from winnowgp.errors import (
     NoInducingPointsWarning,
 )
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, Parameters
-from winnowgp.models import HeteroscedasticGP, MixturePosterior, greedy_variance
+from winnowgp.models import MixturePosterior, greedy_variance
 from winnowgp.models.base import InducingModel
-from winnowgp.report.sentences import growth_sentence
+from winnowgp.models.heteroscedastic import HeteroscedasticGP
+from winnowgp.report.summary import growth_sentence
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.goals import measured_predict_us, points_within
 from winnowgp.training.initialization import kmeans

@@ -31,18 +31,15 @@ from winnowgp.estimators.rows import TargetScaler
 from winnowgp.estimators.stream_records import StreamRecord
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import register
-from winnowgp.models import (
-    DeepPosterior,
+from winnowgp.models import DeepPosterior, MixturePosterior, MultiOutputPosterior, Posterior
+from winnowgp.models.deep_costs import Allocation
+from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,
-    HeteroscedasticPosterior,
-    LatentPosterior,
-    MixturePosterior,
-    MultiOutputPosterior,
     NonlinearFidelityPosterior,
-    Posterior,
 )
-from winnowgp.models.deep_costs import Allocation
+from winnowgp.models.gplvm_posterior import LatentPosterior
+from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.models.target_likelihoods import TargetLikelihoods
@@ -189,7 +186,7 @@ def _restore_shallow(model: Any) -> None:
 
 def _restore_deep(model: Any) -> None:
     D, layers = model.n_features_in_, model.posterior_.layers
-    model.depths_ = ()
+    model.depths_, model.comparison_ = (), None
     _require(
         layers[0].D == D == len(model._x_scaler.shift) and model.layers in ("auto", len(layers)),
         "does not have the layers that its parameters specify",

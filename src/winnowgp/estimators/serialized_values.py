@@ -16,15 +16,12 @@ from winnowgp.estimators.classification import ClassLabels
 from winnowgp.estimators.rows import TargetScaler
 from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
 from winnowgp.io.registry import register
-from winnowgp.models import (
-    DeepPosterior,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    Posterior,
-)
+from winnowgp.models import DeepPosterior, MixturePosterior, Posterior
 from winnowgp.models.deep_costs import Allocation
+from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
 from winnowgp.point_processes import Bernoulli, Determinantal
-from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior, SubsetSamples
+from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
 

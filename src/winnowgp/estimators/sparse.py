@@ -54,13 +54,10 @@ from winnowgp.estimators.validation import (
     refuse_other_schedule,
     step_counts,
 )
-from winnowgp.models import (
-    HeteroscedasticGP,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    Posterior,
-)
+from winnowgp.linalg import on_cpu
+from winnowgp.models import MixturePosterior, Posterior
 from winnowgp.models.base import InducingModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, HeteroscedasticPosterior
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
@@ -406,7 +403,7 @@ class SparseEstimator(BaseGP, ABC):
     def _set_posterior(
         self, posterior: Posterior | HeteroscedasticPosterior | MixturePosterior
     ) -> None:
-        self.posterior_ = posterior.cpu().double()
+        self.posterior_ = on_cpu(posterior).double()
         self.kernel_ = self.posterior_.kernel
         self.n_inducing_ = self.posterior_.M
         self.inducing_points_ = self._x_scaler.inverse(self.posterior_.Z).numpy()

@@ -13,7 +13,7 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import claim
 from winnowgp.models import DeepGP
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.initialization import kmeans
 from winnowgp.training.layer_training import (

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from winnowgp.data import MaskedMatrix, Standardiser, load_table
+from winnowgp.data import MaskedMatrix, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
@@ -34,7 +35,7 @@ from winnowgp.experiments.base import (
     to_tensor,
 )
 from winnowgp.models import LatentVariableGP
-from winnowgp.plots import LatentMap, draw_latent_map
+from winnowgp.plots.latent import LatentMap, draw_latent_map
 from winnowgp.plots.style import save_figure, styled
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.training import (

@@ -24,7 +24,7 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments import gradient_estimates
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.data import Dataset, hills
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
@@ -33,7 +33,7 @@ from winnowgp.models import Posterior, SparseGP
 from winnowgp.plots import Curve, draw_posterior_1d
 from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training import (
     Callback,
     FastSchedule,

@@ -30,8 +30,9 @@ from matplotlib.figure import Figure
 from sklearn.model_selection import KFold
 from torch import Tensor
 
-from winnowgp.data import Dataset, Standardiser, load_table
-from winnowgp.estimators import kernel_from
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_NAMES,
     RELEASED_NAMES,
@@ -58,7 +59,7 @@ from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots.style import save_figure, styled
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
 

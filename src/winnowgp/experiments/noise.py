@@ -23,7 +23,7 @@ from torch import Tensor
 
 from winnowgp.bounds import exact_log_marginal
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,

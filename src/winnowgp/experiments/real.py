@@ -22,7 +22,8 @@ from typing import ClassVar, final
 
 import torch
 
-from winnowgp.data import Dataset, load_table
+from winnowgp.data import Dataset
+from winnowgp.data.catalogue import load_table
 from winnowgp.experiments.base import Experiment, Row, Scope
 from winnowgp.experiments.sizes import (
     LEARNING_RATE,

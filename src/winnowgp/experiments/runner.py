@@ -19,7 +19,7 @@ from winnowgp.data.catalogue import find_table, table_folders
 from winnowgp.errors import DataNotFoundError, InputError, TrainingError
 from winnowgp.experiments.base import Experiment, Row, Scope
 from winnowgp.experiments.runs import Runs
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 
 
 def all_experiments() -> list[Experiment]:

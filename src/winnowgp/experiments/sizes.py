@@ -18,7 +18,7 @@ from torch import Tensor
 
 from winnowgp import training
 from winnowgp.data import Dataset, Standardiser
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
@@ -31,7 +31,7 @@ from winnowgp.experiments.base import (
 from winnowgp.models import SparseGP
 from winnowgp.plots.style import COLOURS, save_figure, styled
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training.adam import Adam
 from winnowgp.training.initialization import kmeans
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.estimators import kernel_from
+from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.base import (
     PROCEDURE_COLOURS,
     PROCEDURE_NAMES,
@@ -46,7 +46,7 @@ from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.plots import Curve
 from winnowgp.plots.predictions import draw_curve
 from winnowgp.plots.style import COLOURS, save_figure, styled
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.training import DeepTraining, FastSchedule, FixedAlpha, PaperSchedule, Schedule, fit
 from winnowgp.training.layer_training import LayerTraining, random_rows
 

@@ -15,8 +15,17 @@ from torch import Tensor
 from winnowgp import models
 from winnowgp.errors import ModelFileError
 from winnowgp.io.registry import register
-from winnowgp.models.gplvm_posterior import ExpectedPosterior, SampledPosterior
+from winnowgp.models.fidelity_posterior import FidelityPosterior, NonlinearFidelityPosterior
+from winnowgp.models.gplvm import Latents
+from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
+from winnowgp.models.heteroscedastic import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    LogVarianceLikelihood,
+)
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.multi_output_posterior import ProcessMixture
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 _MAX_SAMPLES = 1_000_000
 """Samples per prediction of a deep GP: far more than a prediction needs."""
@@ -91,21 +100,21 @@ def _variational_gp(
     return model
 
 
-@register("HeteroscedasticGP", models.HeteroscedasticGP)
+@register("HeteroscedasticGP", HeteroscedasticGP)
 def _heteroscedastic_gp(
     function: models.SparseGP, log_noise: models.VariationalGP
-) -> models.HeteroscedasticGP:
-    return models.HeteroscedasticGP(function, log_noise)
+) -> HeteroscedasticGP:
+    return HeteroscedasticGP(function, log_noise)
 
 
-@register("HeteroscedasticPosterior", models.HeteroscedasticPosterior)
+@register("HeteroscedasticPosterior", HeteroscedasticPosterior)
 def _heteroscedastic_posterior(
     function: models.Posterior, log_noise: models.Posterior
-) -> models.HeteroscedasticPosterior:
+) -> HeteroscedasticPosterior:
     same = function.Z.shape[1] == log_noise.Z.shape[1] and function.P == log_noise.P == 1
-    if not same or not isinstance(log_noise.likelihood, models.LogVarianceLikelihood):
+    if not same or not isinstance(log_noise.likelihood, LogVarianceLikelihood):
         raise ModelFileError("function and log noise of a HeteroscedasticPosterior do not agree")
-    return models.HeteroscedasticPosterior(function, log_noise)
+    return HeteroscedasticPosterior(function, log_noise)
 
 
 @register("MixturePosterior", models.MixturePosterior)
@@ -182,44 +191,44 @@ def _multi_output_posterior(
     return posterior
 
 
-@register("ProcessMixture", models.ProcessMixture)
+@register("ProcessMixture", ProcessMixture)
 def _process_mixture(
     mode: models.MultiOutputPosterior,
     members: list[models.MultiOutputPosterior],
     member_weights: Float[Tensor, " S"],
-) -> models.ProcessMixture:
+) -> ProcessMixture:
     if not bool((member_weights >= 0).all() & (member_weights.sum() > 0)):
         raise ModelFileError("a ProcessMixture has weights that are negative or not numbers")
-    return models.ProcessMixture(mode, members, member_weights=member_weights)
+    return ProcessMixture(mode, members, member_weights=member_weights)
 
 
-@register("FidelityPosterior", models.FidelityPosterior)
+@register("FidelityPosterior", FidelityPosterior)
 def _fidelity_posterior(
-    function: models.MultiOutputPosterior | models.ProcessMixture,
+    function: models.MultiOutputPosterior | ProcessMixture,
     column: int,
     levels: Float[Tensor, " P"],
-) -> models.FidelityPosterior:
-    posterior = models.FidelityPosterior(function, column=column, levels=levels)
+) -> FidelityPosterior:
+    posterior = FidelityPosterior(function, column=column, levels=levels)
     if len(levels) != posterior.modes[0].P or not bool((levels.diff() > 0).all()):
         raise ModelFileError("a FidelityPosterior does not have ascending levels for its targets")
     return posterior
 
 
-@register("NonlinearFidelityPosterior", models.NonlinearFidelityPosterior)
+@register("NonlinearFidelityPosterior", NonlinearFidelityPosterior)
 def _nonlinear_fidelity_posterior(
-    functions: list[models.ProcessMixture],
+    functions: list[ProcessMixture],
     column: int,
     levels: Float[Tensor, " F"],
     shift: Float[Tensor, " F"],
     scale: Float[Tensor, " F"],
-) -> models.NonlinearFidelityPosterior:
+) -> NonlinearFidelityPosterior:
     widths = [each.mode.Z.shape[1] for each in functions]
     same = len(functions) == len(levels) == len(shift) == len(scale) > 0
     # All fidelities below are inputs; only the next one in files of earlier versions.
     wrong = any(w - widths[0] not in (1, t) for t, w in enumerate(widths[1:], 1))
     if not same or wrong or not bool((levels.diff() > 0).all()):
         raise ModelFileError("the parts of a NonlinearFidelityPosterior do not fit together")
-    return models.NonlinearFidelityPosterior(
+    return NonlinearFidelityPosterior(
         functions, column=column, levels=levels, shift=shift, scale=scale
     )
 
@@ -227,7 +236,7 @@ def _nonlinear_fidelity_posterior(
 def _of_targets(likelihood: Likelihood, P: int) -> Likelihood:
     """Return a likelihood that must have a noise variance or a part for each of P targets."""
     gaussian = isinstance(likelihood, GaussianLikelihood) and likelihood.noise.shape == (P,)
-    several = isinstance(likelihood, models.TargetLikelihoods) and len(likelihood.parts) == P
+    several = isinstance(likelihood, TargetLikelihoods) and len(likelihood.parts) == P
     if not (gaussian or several):
         raise ModelFileError(f"a model of {P} targets has another likelihood")
     return likelihood
@@ -283,9 +292,9 @@ def _deep_posterior(
     return posterior
 
 
-@register("Latents", models.Latents)
-def _latents(mean: Float[Tensor, "N Q"], log_variance: Float[Tensor, "N Q"]) -> models.Latents:
-    latents = models.Latents(mean)
+@register("Latents", Latents)
+def _latents(mean: Float[Tensor, "N Q"], log_variance: Float[Tensor, "N Q"]) -> Latents:
+    latents = Latents(mean)
     latents.log_variance.data.copy_(log_variance)  # the variance would be off by rounding
     return latents
 
@@ -294,7 +303,7 @@ def _latents(mean: Float[Tensor, "N Q"], log_variance: Float[Tensor, "N Q"]) -> 
 def _latent_variable_gp(
     kernel: Kernel,
     likelihood: Likelihood,
-    latents: models.Latents,
+    latents: Latents,
     candidates: Float[Tensor, "K Q"],
 ) -> models.LatentVariableGP:
     _check_latent_dimensions(candidates, latents)
@@ -304,31 +313,29 @@ def _latent_variable_gp(
 
 
 @register("SampledLatentGP", models.SampledLatentGP, frozen=True)
-def _sampled_latent_gp(
-    function: models.VariationalGP, latents: models.Latents
-) -> models.SampledLatentGP:
+def _sampled_latent_gp(function: models.VariationalGP, latents: Latents) -> models.SampledLatentGP:
     _check_latent_dimensions(function.candidates, latents)
     return models.SampledLatentGP(function, latents)
 
 
 @register("ExpectedPosterior", ExpectedPosterior)
-def _expected_posterior(function: models.Posterior) -> models.LatentPosterior:
+def _expected_posterior(function: models.Posterior) -> LatentPosterior:
     return _checked_prediction(ExpectedPosterior(function))
 
 
 @register("SampledPosterior", SampledPosterior)
-def _sampled_posterior(function: models.Posterior) -> models.LatentPosterior:
+def _sampled_posterior(function: models.Posterior) -> LatentPosterior:
     return _checked_prediction(SampledPosterior(function))
 
 
-def _check_latent_dimensions(candidates: Tensor, latents: models.Latents) -> None:
+def _check_latent_dimensions(candidates: Tensor, latents: Latents) -> None:
     if candidates.shape[1] != latents.Q:
         raise ModelFileError(
             f"inducing points have {candidates.shape[1]} dimensions, latent positions {latents.Q}"
         )
 
 
-def _checked_prediction(posterior: models.LatentPosterior) -> models.LatentPosterior:
+def _checked_prediction(posterior: LatentPosterior) -> LatentPosterior:
     position = posterior.function.Z.new_zeros(1, posterior.Q)
     posterior.predict(position, position + 1, observed=True)
     return posterior

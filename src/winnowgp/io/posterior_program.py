@@ -9,21 +9,19 @@ import torch
 from gpytorch import likelihoods, means
 from torch import Tensor
 
-from winnowgp.io.kernel_program import add_kernel
-from winnowgp.io.program import Program, not_exportable
+from winnowgp.io.program import Program, add_kernel, not_exportable
 from winnowgp.linalg import solve_lower
-from winnowgp.models import (
+from winnowgp.models import MultiOutputPosterior, Posterior
+from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,
-    MultiOutputPosterior,
     NonlinearFidelityPosterior,
-    Posterior,
-    ProcessMixture,
-    TargetLikelihoods,
 )
 from winnowgp.models.likelihoods import SOFTMAX_DENSITY_NODES, is_plain
+from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.models.observations import DENSITY_NODES, target_noise
 from winnowgp.models.quadrature import normal_nodes
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 
 
 def add_latents(program: Program, posterior: Posterior, X: str) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
 from winnowgp.models.kernels import copy_module, covariance, share_modules
 from winnowgp.models.posterior import Posterior
-from winnowgp.selection import RelaxedObjective, SubsetObjective, SubsetStatistics
+from winnowgp.selection import SubsetObjective, SubsetStatistics
+from winnowgp.selection.objective import RelaxedObjective
 from winnowgp.typing import Mask, Scalar
 
 _Data = TypeVar("_Data", contravariant=True)

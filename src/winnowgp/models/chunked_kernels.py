@@ -8,7 +8,7 @@ product, one block at a time.
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from functools import reduce
+from functools import cached_property, reduce
 from typing import final
 
 import torch
@@ -180,7 +180,6 @@ class StationaryChunks(DifferentiableChunks):
         # Where k is not differentiable, rounding of r² near zero would be that of r squared.
         is_near = profile.is_smooth and profile.steepness * reach <= _REACH
         self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
-        self._Kuu, self._weighed = self._covariances()
         self._zero()
 
     def fork(self) -> "StationaryChunks":
@@ -189,7 +188,7 @@ class StationaryChunks(DifferentiableChunks):
         return other
 
     def uu(self) -> Float[Tensor, "M M"]:
-        return self._Kuu.clone()
+        return self._covariances[0].clone()
 
     def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
         # With tiny lengthscales distances are differences of large numbers, whose rounding must not
@@ -222,12 +221,13 @@ class StationaryChunks(DifferentiableChunks):
     def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
         D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
         first, second, total = features.split([D, D, 1], 1)
-        if self._weighed is not self._Kuu:
-            d_log_s = d_log_s + torch.dot(uu.flatten(), self._Kuu.flatten())
-        W = uu.mul_(self._weighed)
+        Kuu, weighed = self._covariances
+        if weighed is not Kuu:
+            d_log_s = d_log_s + torch.dot(uu.flatten(), Kuu.flatten())
+        W = uu.mul_(weighed)
         products = W @ torch.cat([Z, torch.ones_like(Z[:, :1])], 1)
         sums = products[:, D:]
-        if self._weighed is self._Kuu:
+        if weighed is Kuu:
             d_log_s = d_log_s + sums.sum()
         # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
         moved = products[:, :D] - sums * Z
@@ -239,13 +239,13 @@ class StationaryChunks(DifferentiableChunks):
 
     def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
         # ∂K/∂ℓ_d = γ w_d/ℓ_d · (K ∘ ρ) ∘ (z_d − z'_d)², whose square is expanded.
-        (M, P), Z = v.shape, self._Z.mT[:, :, None]
+        (M, P), Z, (Kuu, weighed) = v.shape, self._Z.mT[:, :, None], self._covariances
         moved = torch.cat([v[None], Z * v, Z.square() * v])
-        moved = (self._weighed @ moved.permute(1, 0, 2).reshape(M, -1)).unflatten(1, (-1, P))
+        moved = (weighed @ moved.permute(1, 0, 2).reshape(M, -1)).unflatten(1, (-1, P))
         constant, first, second = moved.permute(1, 0, 2).split([1, len(Z), len(Z)])
         factor = self._profile.steepness * self._w / self._l
         lengths = factor[:, None, None] * (Z * (Z * constant - 2 * first) + second)
-        return torch.cat([(self._Kuu @ v / self._s)[None], lengths])
+        return torch.cat([(Kuu @ v / self._s)[None], lengths])
 
     def _zero(self) -> None:
         self._pulled = self._Z.new_zeros(self._coefficients.shape)
@@ -255,8 +255,9 @@ class StationaryChunks(DifferentiableChunks):
         features = block.features.to(self._coefficients.dtype)
         return torch.mm(self._coefficients, features.mT).to(self._dtype)
 
+    @cached_property
     def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
-        """Return K_uu and K_uu ∘ ρ, which may be one tensor."""
+        """K_uu and K_uu ∘ ρ, which may be one tensor."""
         profile, one = self._profile, torch.ones_like(self._Z[:, :1])
         c, shift = profile.rate, 0.5 * self._log_s if profile.is_log else 0.0
         # c r² = h + hᵀ with h = ⟨[−c w z, c w·z²], [z', 1]⟩: the sum is symmetric exactly.

@@ -31,7 +31,8 @@ from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.observations import fill_with_observed, gaussian_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
-from winnowgp.selection import RelaxedObjective, SubsetStatistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.objective import RelaxedObjective
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 

@@ -187,7 +187,9 @@ class RBFProfile(RadialProfile):
     rate, steepness, is_log = -0.5, 1.0, True
 
     def covariances_(self, u: Float[Tensor, "*S"], log_s: float) -> Float[Tensor, "*S"]:
-        return threshold(u.clamp_max_(log_s).exp_(), _LEAST_COVARIANCE, 0.0, inplace=True)
+        k = u.clamp_max_(log_s).exp_()
+        # Subnormal numbers cost a GPU nothing, and a pass over all covariances does.
+        return k if k.is_cuda else threshold(k, _LEAST_COVARIANCE, 0.0, inplace=True)
 
     def weigh_(
         self, P: Float[Tensor, "*S"], u: Callable[[], Float[Tensor, "*S"]]

@@ -9,11 +9,25 @@ problem is v̂_ip = (W_p1 v_1i, …, W_pQ v_Qi), and with α = λ − w μ
 
 No matrix has N P columns: m and μ cost O(N M), and C and all σ² O(N M²) for any number of targets.
 `site_updates` has the iteration.
+
+`conditioned_sites` has the same problem in other coordinates, for more rows given the posterior
+q(v) = N(m, F Fᵀ) that earlier rows left, which takes the place of the prior: with v = m + F ε and
+ε ~ N(0, I), the mixture of row i and target p is
+
+    g_ip = μ_ip + φ_ipᵀ ε + r_ip,   φ_ip = Σ_q W_pq F_qᵀ V_qi,   var r_ip = Σ_q W_pq² t_qi,
+
+where F_q are the rows of F that belong to process q, V_q = L_q⁻¹ k_q(Z_q, X), and t_q the variance
+that the inducing values do not explain. Then
+
+    q(ε) = N(B⁻¹ D, B⁻¹),   B = I + Σ_ip w_ip φ_ip φ_ipᵀ,   D = Σ_ip (λ_ip − w_ip μ_ip) φ_ip,
+
+and the sites are optimal where they are those that the likelihoods imply at its marginals. It holds
+N P M numbers, and costs O(N P M²).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -36,6 +50,7 @@ from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
+    SiteBound,
     SiteProblem,
     alternate,
     site_derivatives,
@@ -123,7 +138,7 @@ def initial_sites(likelihood: TargetLikelihoods, data: Dataset) -> Sites:
 
 
 @final
-class MixedProfiledBound:
+class MixedProfiledBound(SiteBound):
     """The maximum over q(u) of the bound, as a function of the other parameters.
 
     Each call starts from the sites of the previous call. By the envelope theorem the gradient is
@@ -147,9 +162,9 @@ class MixedProfiledBound:
         mixing: Callable[[], Tensor],
         gain: float,
     ) -> None:
-        self._data, self._likelihood = data, likelihood
+        super().__init__(data)
+        self._likelihood = likelihood
         self._chunks, self._mixing, self._gain = chunks, mixing, gain
-        self._sites: Sites | None = None
 
     def __call__(self) -> Scalar:
         """Return the bound in nats, differentiable in all parameters."""
@@ -176,18 +191,6 @@ class MixedProfiledBound:
             direct = torch.autograd.grad(nats, own, allow_unused=True, materialize_grads=True)
         gradients = (*gradient.targets, *direct, *(g for each in gradient.kernels for g in each))
         return WithGradient.apply(lambda: (value, gradients), mixing, *own, *inputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sites that the next call starts from."""
-        sites = self._sites
-        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next call from saved sites."""
-        like = self._data.X
-        self._sites = (
-            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
-        )
 
 
 def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:
@@ -340,4 +343,127 @@ class _MixedProblem(SiteProblem[MixedInference, MeanStep]):
             lift=lift,
             trace=trace,
             bound=(nats - kl).item(),
+        )
+
+
+# Nats per observed target that the last update of the sites may gain.
+_GAIN = 1e-7
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ConditionedSites:
+    """q(ε) of given sites, and the sites that the likelihoods imply at its marginals."""
+
+    sites: Sites
+    root: Float[Tensor, "M M"]
+    """Cholesky factor of B."""
+    q_mean: Float[Tensor, " M"]
+    mean: Float[Tensor, "N P"]
+    """Mean of each mixture, without the offset of its likelihood."""
+    variance: Float[Tensor, "N P"]
+    implied: Sites
+    lift: Float[Tensor, " M"]
+    """Σ_ip φ_ip ∂E/∂μ_ip; equal to the mean of q(ε) at the optimum."""
+    bound: float
+    """Lower bound on the log density of the rows given earlier ones, in nats."""
+
+    def alpha(self) -> Float[Tensor, "N P"]:
+        """Return α = λ − w μ."""
+        return self.sites.linear - self.sites.precision * self.mean
+
+
+@torch.no_grad()
+def conditioned_sites(
+    likelihood: TargetLikelihoods,
+    data: Dataset,
+    *,
+    mean: Float[Tensor, "N P"],
+    features: Float[Tensor, "N P M"],
+    residual: Float[Tensor, "N P"],
+) -> ConditionedSites:
+    """Return the optimal q of more rows, given that of earlier ones.
+
+    Args:
+        likelihood: likelihoods of the targets.
+        data: more rows; targets may be missing.
+        mean: μ.
+        features: φ.
+        residual: variances of r.
+    """
+    problem = _Problem(expected_targets(likelihood, data), mean, features.flatten(0, 1), residual)
+    flat = torch.zeros_like(mean)
+    try:
+        state = problem.evaluate(initial_sites(likelihood, data))
+    except NotPositiveDefiniteError:
+        state = problem.evaluate(Sites(flat, flat))
+    observed = float((~torch.isnan(data.Y)).sum())
+    return alternate(problem, state, gain=_GAIN * max(observed, 1.0))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Problem(SiteProblem[ConditionedSites, MeanStep]):
+    expected: ExpectedLogProb
+    centre: Float[Tensor, "N P"]
+    features: Float[Tensor, "R M"]
+    """φ, one row for each row and target."""
+    residual: Float[Tensor, "N P"]
+
+    def evaluate(self, sites: Sites) -> ConditionedSites:
+        weighted = sites.precision.reshape(-1, 1) * self.features
+        eye = torch.eye(weighted.shape[1], dtype=weighted.dtype, device=weighted.device)
+        root = definite_cholesky(eye + self.features.mT @ weighted)
+        pseudo = (sites.linear - sites.precision * self.centre).reshape(-1)
+        q_mean = torch.cholesky_solve((self.features.mT @ pseudo)[:, None], root)[:, 0]
+        spread = solve_lower(root, self.features.mT).square().sum(0)
+        variance = spread.view(self.centre.shape) + self.residual
+        return self._with_likelihood(sites, root, q_mean, self._mean(q_mean), variance)
+
+    def mean_step(self, at: ConditionedSites) -> tuple[MeanStep, float]:
+        # B δ = Σ_ip φ_ip ∂E/∂μ_ip − E ε
+        lifted = at.lift - at.q_mean
+        q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
+        mean = self._mean(q_mean) - self.centre
+        slope = at.implied.linear - at.implied.precision * at.mean
+        return MeanStep(slope - at.alpha() - at.sites.precision * mean, q_mean, mean), float(
+            lifted @ q_mean
+        )
+
+    def move_means(self, at: ConditionedSites, step: MeanStep, rate: float) -> ConditionedSites:
+        mean, precision = at.mean + rate * step.mean, at.sites.precision
+        sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
+        q_mean = at.q_mean + rate * step.q_mean
+        return self._with_likelihood(sites, at.root, q_mean, mean, at.variance)
+
+    def converged(self, state: ConditionedSites) -> ConditionedSites:
+        return replace(state)
+
+    def _mean(self, q_mean: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
+        return self.centre + (self.features @ q_mean).view(self.centre.shape)
+
+    def _with_likelihood(
+        self, sites: Sites, root: Tensor, q_mean: Tensor, mean: Tensor, variance: Tensor
+    ) -> ConditionedSites:
+        """Evaluate the likelihoods and their derivatives at the marginals."""
+        nats, slope, curvature = site_derivatives(self.expected, slice(None), mean, variance)
+        precision = -2 * curvature
+        linear = slope + precision * mean
+        if not torch.isfinite(nats + linear.sum() + precision.sum()):
+            raise NotPositiveDefiniteError(
+                "the gradient of the likelihood is not finite at some rows"
+            )
+        inverse = solve_lower(root, torch.eye(len(root), dtype=root.dtype, device=root.device))
+        trace = inverse.square().sum() - len(root)
+        # KL = ½ [‖E ε‖² + log|B| + tr B⁻¹ − M]
+        kl = half_log_det(root) + 0.5 * (q_mean.square().sum() + trace)
+        return ConditionedSites(
+            sites=sites,
+            root=root,
+            q_mean=q_mean,
+            mean=mean,
+            variance=variance,
+            implied=Sites(linear, precision),
+            lift=self.features.mT @ slope.reshape(-1),
+            bound=float(nats - kl),
         )

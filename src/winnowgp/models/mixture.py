@@ -279,7 +279,7 @@ def subset_mixture(
         model: model with K candidates and fixed parameters.
         data: the rows.
         masks: subsets, such as samples of the posterior over subsets
-            (`winnowgp.selection.SubsetSamples.pooled`, or some of them).
+            (`SubsetSamples.pooled`, or some of them).
         mode: subset that the attributes of the mixture describe, such as the best one.
     """
     if masks.shape[1] != model.K or len(mode) != model.K:

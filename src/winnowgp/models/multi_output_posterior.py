@@ -16,9 +16,9 @@ from winnowgp.bounds.mixing import MixedTargets, mixed_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
-from winnowgp.models.conditioned_sites import ConditionedSites, conditioned_sites
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
+from winnowgp.models.mixed_sites import ConditionedSites, conditioned_sites
 from winnowgp.models.observations import Prediction, target_noise
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.typing import Scalar

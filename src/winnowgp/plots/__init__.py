@@ -3,7 +3,6 @@
 Functions named `draw_*` draw on the axes they are given and compute nothing.
 """
 
-from winnowgp.plots.latent import LatentMap, draw_latent_map, save_animation
 from winnowgp.plots.predictions import (
     Curve,
     draw_effects,
@@ -27,20 +26,17 @@ from winnowgp.plots.streams import (
 
 __all__ = [
     "Curve",
-    "LatentMap",
     "StreamFrame",
     "draw_allocations",
     "draw_effects",
     "draw_frontier",
     "draw_importance",
     "draw_inclusion",
-    "draw_latent_map",
     "draw_mixing",
     "draw_point_history",
     "draw_posterior_1d",
     "draw_processes",
     "draw_stream",
     "draw_stream_frame",
-    "save_animation",
     "save_stream_animation",
 ]

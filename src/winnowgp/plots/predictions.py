@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from winnowgp.plots.style import COLOURS, plain, styled
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 
 # Uniform in lightness, and the same to every common colour vision.
 _COLOUR_MAP, _LEVELS = "cividis", 12

@@ -7,8 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from winnowgp.plots.style import COLOURS
-from winnowgp.report.sentences import counted, listed
-from winnowgp.report.summary import AllocationSummary
+from winnowgp.report.summary import AllocationSummary, counted, listed
 
 # Nats per observation below which two bounds count as equal: a logarithmic axis has no zero.
 _SMALLEST_GAP = 1e-5

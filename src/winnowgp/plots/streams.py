@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from winnowgp.errors import InputError
 from winnowgp.plots.style import COLOURS, Animation
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 
 # Of a batch before it was learnt; a longer label would not fit beside small axes.
 _DENSITY = "log density\n(nats)"

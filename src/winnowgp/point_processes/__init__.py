@@ -5,7 +5,7 @@
 - `priors`: priors on the number of inducing points, and KL[q ‖ p].
 """
 
-from winnowgp.point_processes.bernoulli import Bernoulli, PointProcess, poisson_binomial
+from winnowgp.point_processes.bernoulli import Bernoulli, poisson_binomial
 from winnowgp.point_processes.determinantal import Determinantal, sampled_kl_divergence
 from winnowgp.point_processes.priors import (
     Budget,
@@ -22,7 +22,6 @@ __all__ = [
     "CardinalityPrior",
     "Determinantal",
     "LinearCardinality",
-    "PointProcess",
     "SquaredCardinality",
     "Uniform",
     "kl_divergence",

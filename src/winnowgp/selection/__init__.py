@@ -12,18 +12,11 @@
 - `subset_samples`: the q(Z) of a fit, of any of these kinds, and diagnostics of its samples.
 """
 
-from winnowgp.selection.annealing import SubsetEvidence, subset_evidence
-from winnowgp.selection.continuous import (
-    Box,
-    LocationDensity,
-    LocationSamples,
-    RowDensity,
-    sample_locations,
-)
-from winnowgp.selection.determinantal_fit import DeterminantalFit, fit_determinantal
+from winnowgp.selection.annealing import subset_evidence
+from winnowgp.selection.continuous import Box, RowDensity, sample_locations
+from winnowgp.selection.determinantal_fit import fit_determinantal
 from winnowgp.selection.frontier import (
     Frontier,
-    Selection,
     SizeFrontier,
     alpha_at,
     alpha_interval,
@@ -33,32 +26,19 @@ from winnowgp.selection.frontier import (
 )
 from winnowgp.selection.gibbs import sample_subsets
 from winnowgp.selection.natural import fit_inclusion
-from winnowgp.selection.objective import (
-    MarginalGainObjective,
-    RelaxedObjective,
-    SearchObjective,
-    SubsetObjective,
-)
+from winnowgp.selection.objective import MarginalGainObjective, SubsetObjective
 from winnowgp.selection.search import backward_elimination, forward_selection, local_search
 from winnowgp.selection.statistics import SubsetStatistics
-from winnowgp.selection.subset_samples import SubsetPosterior, SubsetSamples
+from winnowgp.selection.subset_samples import SubsetPosterior
 
 __all__ = [
     "Box",
-    "DeterminantalFit",
     "Frontier",
-    "LocationDensity",
-    "LocationSamples",
     "MarginalGainObjective",
-    "RelaxedObjective",
     "RowDensity",
-    "SearchObjective",
-    "Selection",
     "SizeFrontier",
-    "SubsetEvidence",
     "SubsetObjective",
     "SubsetPosterior",
-    "SubsetSamples",
     "SubsetStatistics",
     "alpha_at",
     "alpha_interval",

@@ -22,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.point_processes import CardinalityPrior, PointProcess
+from winnowgp.point_processes import CardinalityPrior
+from winnowgp.point_processes.bernoulli import PointProcess
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.gibbs import TemperedPosterior, move
 from winnowgp.selection.objective import SearchObjective

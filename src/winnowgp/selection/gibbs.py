@@ -25,7 +25,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.point_processes import Bernoulli, CardinalityPrior, Determinantal, PointProcess
+from winnowgp.point_processes import Bernoulli, CardinalityPrior, Determinantal
+from winnowgp.point_processes.bernoulli import PointProcess
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import forward_selection

@@ -3,31 +3,14 @@
 from winnowgp.tabular import serialization  # noqa: F401  it registers the models of tables
 from winnowgp.tabular.diagnostics import diagnose
 from winnowgp.tabular.effects import column_effect, permutation_importance
-from winnowgp.tabular.evaluation import (
-    CrossValidation,
-    PairedDifference,
-    compare_models,
-    cross_validate_table,
-    evaluate_model,
-)
+from winnowgp.tabular.evaluation import compare_models, cross_validate_table, evaluate_model
 from winnowgp.tabular.export import export_numpy, export_onnx
 from winnowgp.tabular.fitting import fit_table
 from winnowgp.tabular.model import TabularModel
-from winnowgp.tabular.outputs import (
-    MultiOutputTable,
-    OutputsUpdate,
-    cross_validate_outputs,
-    fit_outputs_table,
-    update_outputs_table,
-)
-from winnowgp.tabular.updates import TableUpdate, update_table
+from winnowgp.tabular.outputs import cross_validate_outputs, fit_outputs_table, update_outputs_table
+from winnowgp.tabular.updates import update_table
 
 __all__ = [
-    "CrossValidation",
-    "MultiOutputTable",
-    "OutputsUpdate",
-    "PairedDifference",
-    "TableUpdate",
     "TabularModel",
     "column_effect",
     "compare_models",

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm, rankdata
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.errors import (
     CoverageWarning,
     DependentResidualsWarning,

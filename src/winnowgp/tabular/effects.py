@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from winnowgp.data import DataTable, TableEncoder
-from winnowgp.data.encoding import ColumnEncoding
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import ColumnEncoding, TableEncoder
 from winnowgp.errors import InputError
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
-from winnowgp.models import HeteroscedasticPosterior
+from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
 from winnowgp.models.kernels import covariance
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance

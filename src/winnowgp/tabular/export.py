@@ -21,13 +21,9 @@ from winnowgp.io.posterior_program import (
     add_targets,
 )
 from winnowgp.io.program import Program
-from winnowgp.models import (
-    BoxKernel,
-    MixturePosterior,
-    MultiOutputPosterior,
-    NonlinearFidelityPosterior,
-    TargetLikelihoods,
-)
+from winnowgp.models import BoxKernel, MixturePosterior, MultiOutputPosterior
+from winnowgp.models.fidelity_posterior import NonlinearFidelityPosterior
+from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.outputs import MultiOutputTable
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp import __version__
-from winnowgp.data import Dataset, DataTable, TableEncoder
+from winnowgp.data import Dataset, DataTable
 from winnowgp.data.columns import column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
@@ -24,8 +25,7 @@ from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import tensor
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Quality, Summary
+from winnowgp.report.summary import Quality, Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.diagnostics import diagnose, recorded_alarms, table_columns
 from winnowgp.tabular.effects import importance, relevances
@@ -53,8 +53,7 @@ from winnowgp.tabular.targets import (
     training_targets,
 )
 from winnowgp.tabular.training_history import TrainingHistory, training_summary
-from winnowgp.training import Callbacks
-from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.callbacks import Callbacks, as_callbacks
 
 # The values of options that deep models accept; other options are not restricted.
 _DEEP_OPTIONS: dict[str, tuple[Any, ...]] = {

@@ -11,15 +11,15 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import ExtrapolationWarning, InputError
 from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io import save
-from winnowgp.report.sentences import counted
-from winnowgp.report.summary import Summary
+from winnowgp.report.summary import Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.quality import TableEstimator, predictive

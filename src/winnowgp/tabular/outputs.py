@@ -14,8 +14,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data import DataTable, TableEncoder
+from winnowgp.data import DataTable
 from winnowgp.data.columns import column_kinds, parse_numbers
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning

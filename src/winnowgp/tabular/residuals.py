@@ -22,7 +22,7 @@ from winnowgp.errors import (
     PeriodicResidualsWarning,
 )
 from winnowgp.estimators.kernels import column_text
-from winnowgp.report.sentences import rounded
+from winnowgp.report.summary import rounded
 
 Values = NDArray[np.float64]
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from winnowgp.data import TableEncoder
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators import MultiOutputGPRegressor
 from winnowgp.estimators.base import total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io.registry import load, register
-from winnowgp.report import Summary
-from winnowgp.report.summary import Alarm, is_consistent
+from winnowgp.report.summary import Alarm, Summary, is_consistent
 from winnowgp.tabular.model import TabularModel, prediction_names
 from winnowgp.tabular.outputs import MultiOutputTable
 from winnowgp.tabular.quality import TableEstimator

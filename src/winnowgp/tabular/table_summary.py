@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnowgp.data import DataTable, TableEncoder
-from winnowgp.data.encoding import ColumnEncoding
+from winnowgp.data import DataTable
+from winnowgp.data.encoding import ColumnEncoding, TableEncoder
 from winnowgp.errors import FitWarning
 from winnowgp.estimators.base import first_points, total_points
 from winnowgp.estimators.classification import ClassTargets
@@ -18,7 +18,6 @@ from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
 from winnowgp.models.deep_costs import Allocation
-from winnowgp.report.sentences import counted
 from winnowgp.report.summary import (
     Alarm,
     AllocationSummary,
@@ -28,6 +27,7 @@ from winnowgp.report.summary import (
     IgnoredColumn,
     Importance,
     Summary,
+    counted,
 )
 from winnowgp.tabular.effects import (
     RankedColumn,
@@ -117,7 +117,7 @@ def _deep_choice(
     kernel: str | None,
 ) -> Choice:
     """Return the inducing points of all layers, and the allocations that were compared."""
-    return {
+    result: Choice = {
         "points": total_points(estimator),
         "candidates": sum(len(points) for points in estimator.candidates_),
         "asked": asked,
@@ -144,6 +144,15 @@ def _deep_choice(
         "layers": list(estimator.n_inducing_),
         "allocations": [_allocation_summary(each) for each in allocations],
     }
+    if (comparison := estimator.comparison_) is not None:
+        density, error = comparison.density_gain, comparison.density_gain_error
+        both = None if density is None or error is None else (density, error)
+        result["shallow"] = {
+            "selected": comparison.selected,
+            "elbo_gain": comparison.elbo_gain,
+            "density_gain": both if both is None or isfinite(both[0]) else None,
+        }
+    return result
 
 
 def _allocation_summary(allocation: Allocation) -> AllocationSummary:

@@ -14,7 +14,7 @@ from winnowgp.errors import (
     NoInducingPointsWarning,
 )
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 
 TASKS = ("regression", "classification", "counts")
 

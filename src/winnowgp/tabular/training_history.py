@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from winnowgp.data import Standardiser, TableEncoder
+from winnowgp.data import Standardiser
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.report.summary import Moment, Training
 from winnowgp.training import Progress
 from winnowgp.training.callbacks import SMALLER_MODEL

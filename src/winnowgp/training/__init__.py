@@ -2,8 +2,6 @@
 
 from winnowgp.training.callbacks import Callback, Callbacks, EarlyStopping, EndPhase, Progress
 from winnowgp.training.checkpoint import Checkpoint
-from winnowgp.training.cross_validation import PredictiveGap
-from winnowgp.training.depth import DepthScore
 from winnowgp.training.fast import FastSchedule
 from winnowgp.training.fast_deep import DeepTraining
 from winnowgp.training.goals import (
@@ -18,8 +16,8 @@ from winnowgp.training.goals import (
 from winnowgp.training.initialization import principal_latents
 from winnowgp.training.laplace import hyperparameter_mixture
 from winnowgp.training.paper import PaperSchedule
-from winnowgp.training.schedules import FitResult, Growth, Schedule, SizedModel, fit
-from winnowgp.training.streaming import StreamUpdate, update
+from winnowgp.training.schedules import FitResult, Schedule, fit
+from winnowgp.training.streaming import update
 
 __all__ = [
     "AllCandidates",
@@ -27,23 +25,18 @@ __all__ = [
     "Callbacks",
     "Checkpoint",
     "DeepTraining",
-    "DepthScore",
     "EarlyStopping",
     "EndPhase",
     "FastSchedule",
     "FitResult",
     "FixedAlpha",
     "Goal",
-    "Growth",
     "MaxCost",
     "MaxPoints",
     "MaxPredictTime",
     "PaperSchedule",
-    "PredictiveGap",
     "Progress",
     "Schedule",
-    "SizedModel",
-    "StreamUpdate",
     "Tolerance",
     "fit",
     "hyperparameter_mixture",

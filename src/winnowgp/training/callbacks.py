@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, HeteroscedasticGP, MultiOutputGP
+from winnowgp.models import DeepGP, MultiOutputGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP
 
 AnyModel: TypeAlias = InducingModel | DeepGP | LatentModel | HeteroscedasticGP | MultiOutputGP
 

@@ -36,7 +36,7 @@ def closed_objective(
     entries = coordinates.entries
     positive = [entry for entry in entries if entry.constraint is not None]
     others = [entry.parameter for entry in entries if entry.constraint is None]
-    if objective.model is not model or model.candidates.is_cuda or not positive:
+    if objective.model is not model or not positive:
         return None
     # Locations come last, and are the only parameters without a constraint.
     if [id(other) for other in others] not in ([], [id(model.candidates)]):
@@ -110,6 +110,8 @@ class ClosedObjective:
         Raises:
             NotPositiveDefiniteError: the bound cannot be computed there.
         """
+        # L-BFGS and Newton steps of few parameters are computed on the CPU.
+        device, x = x.device, x.to(self._lower.device)
         slope = x[: len(self._lower)].exp()
         value = self._lower + slope
         parts = zip(self._learnt, value.split(self._sizes), strict=True)
@@ -127,12 +129,13 @@ class ClosedObjective:
         if information is not None:
             positions, count = {}, 0
             for name, part in bound.parameters.items():
-                positions[name] = torch.arange(count, count + len(part))
+                positions[name] = torch.arange(count, count + len(part), device=part.device)
                 count += len(part)
             index = torch.cat([positions[name] for name, _ in self._learnt])
             information = information[index[:, None], index] * torch.outer(slope, slope)
             information.diagonal().add_(below * (slope / (self._width * value)).square())
-        return (bound.value - prior).item() + self._constant, gradient, information
+            information = information.to(device)
+        return (bound.value - prior).item() + self._constant, gradient.to(device), information
 
 
 Priors = dict[int, tuple[float, float, float]]

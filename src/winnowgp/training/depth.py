@@ -1,4 +1,4 @@
-"""The number of layers of a deep GP, by held-out log density after a short training."""
+"""Deep GPs compared by held-out log density after a short training: the number of layers."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -7,11 +7,12 @@ from math import inf, isfinite, sqrt
 from typing import final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import NotPositiveDefiniteError, TrainingError
-from winnowgp.models import DeepGP
+from winnowgp.models import DeepGP, DeepPosterior, Posterior
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Callbacks
@@ -19,8 +20,8 @@ from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
 from winnowgp.training.schedules import TrainingContext, training_context
 
-# Fewest rows of which some are held out; the first start is preferred where there are fewer.
-_FEWEST = 20
+FEWEST_ROWS = 20
+"""Fewest rows of which some are held out; the simplest model is preferred where there are fewer."""
 # Share of the rows that are held out, their largest number, and the number predicted at once.
 _SHARE, _MOST, _CHUNK = 0.1, 4096, 128
 
@@ -68,39 +69,75 @@ def select_depth(
         checkpoint: open log of the fit that this is a part of.
     """
     process_group, rows = data.process_group, data.require_dataset("a deep model")
-    if rows.N < _FEWEST:
+    if rows.N < FEWEST_ROWS:
         return 0, ()
-    order = torch.randperm(rows.N, generator=generator, device=rows.device)
-    held = min(round(_SHARE * rows.N), _MOST)
-    test, train = rows.part(order[:held]), rows.part(order[held:])
-
-    def trained(start: DeepGP, context: TrainingContext) -> tuple[float, Tensor]:
-        model = deepcopy(start)
-        batches = Minibatches(train, batch_size, generator, process_group=process_group)
-        try:
-            train_layerwise(model, batches, training=training, steps=layerwise, context=context)
-            training.run(model, batches, "depth", steps=steps, context=context)
-            elbo = estimate_elbo(model, train, generator=generator) / train.observations
-            nats = _log_density(model, test)
-        except (TrainingError, NotPositiveDefiniteError):
-            elbo, nats = -inf, test.Y.new_full((test.N,), -inf)
-        elbo = process_group.broadcast_object(elbo)
-        return elbo if isfinite(elbo) else -inf, process_group.broadcast(nats)[0]
-
+    test, train = held_out(rows, share=_SHARE, generator=generator)
     best, best_nats, scores = 0, None, []
     with training_context(
         checkpoint, generator=generator, callbacks=callbacks, process_group=process_group
     ) as context:
         for number, start in enumerate(starts):
-            elbo, nats = trained(start, context)
-            gain, error = (0.0, 0.0) if best_nats is None else _gain(nats, best_nats)
+            elbo, nats = held_out_scores(
+                start,
+                train,
+                test,
+                training=training,
+                layerwise=layerwise,
+                steps=steps,
+                batch_size=batch_size,
+                phase="depth",
+                context=context,
+            )
+            gain, error = (0.0, 0.0) if best_nats is None else density_gain(nats, best_nats)
             scores.append(DepthScore(len(start.layers), elbo, nats.mean().item(), gain, error))
             if best_nats is None or gain > error:
                 best, best_nats = number, nats
     return best, tuple(scores)
 
 
-def _gain(nats: Tensor, other: Tensor) -> tuple[float, float]:
+def held_out(rows: Dataset, *, share: float, generator: torch.Generator) -> tuple[Dataset, Dataset]:
+    """Return a random share of the rows, 4,096 at most, and the others."""
+    order = torch.randperm(rows.N, generator=generator, device=rows.device)
+    held = min(round(share * rows.N), _MOST)
+    return rows.part(order[:held]), rows.part(order[held:])
+
+
+def held_out_scores(
+    start: DeepGP,
+    train: Dataset,
+    test: Dataset,
+    *,
+    training: LayerTraining,
+    layerwise: int,
+    steps: int,
+    batch_size: int | None,
+    phase: str,
+    context: TrainingContext,
+) -> tuple[float, Float[Tensor, " N"]]:
+    """Return ELBO per observation and log density of each test row of a copy that is trained.
+
+    Both are −∞ if training fails.
+
+    Args:
+        start: an initial model, which stays as it is.
+        training: how it is trained.
+        layerwise: number of steps that each layer is trained alone.
+        steps: number of steps that all layers are then trained together.
+    """
+    model, group, generator = deepcopy(start), context.process_group, context.generator
+    batches = Minibatches(train, batch_size, generator, process_group=group)
+    try:
+        train_layerwise(model, batches, training=training, steps=layerwise, context=context)
+        training.run(model, batches, phase, steps=steps, context=context)
+        elbo = estimate_elbo(model, train, generator=generator) / train.observations
+        nats = log_densities(model.posterior(), test)
+    except (TrainingError, NotPositiveDefiniteError):
+        elbo, nats = -inf, test.Y.new_full((test.N,), -inf)
+    elbo = group.broadcast_object(elbo)
+    return elbo if isfinite(elbo) else -inf, group.broadcast(nats)[0]
+
+
+def density_gain(nats: Float[Tensor, " N"], other: Float[Tensor, " N"]) -> tuple[float, float]:
     """Return the mean difference and its standard error; a model that failed loses to any other."""
     if not bool(torch.isfinite(nats).all() & torch.isfinite(other).all()):
         return (inf if bool(torch.isfinite(nats).all()) else -inf), 0.0
@@ -109,8 +146,7 @@ def _gain(nats: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def _log_density(model: DeepGP, rows: Dataset) -> Tensor:
+def log_densities(posterior: DeepPosterior | Posterior, rows: Dataset) -> Float[Tensor, " N"]:
     """Return the log density of each row, summed over targets."""
-    posterior = model.posterior()
     pairs = zip(rows.X.split(_CHUNK), rows.Y.split(_CHUNK), strict=True)
     return torch.cat([posterior.log_density(x, y) for x, y in pairs]).sum(1)

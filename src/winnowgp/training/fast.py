@@ -7,9 +7,10 @@ from gpytorch.kernels import Kernel
 
 from winnowgp.data import MaskedMatrix, Source
 from winnowgp.errors import InputError
-from winnowgp.models import DeepGP, HeteroscedasticGP, LatentVariableGP, MultiOutputGP
+from winnowgp.models import DeepGP, LatentVariableGP, MultiOutputGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP
 from winnowgp.training.callbacks import AnyModel
 from winnowgp.training.fast_deep import DeepTraining, fit_deep
 from winnowgp.training.fast_gplvm import GAIN, ITERATIONS, fit_gplvm

@@ -15,8 +15,8 @@ from winnowgp.models import DeepGP, greedy_variance
 from winnowgp.models.deep_costs import prediction_cost, prediction_prices
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
-from winnowgp.selection import Frontier, Selection, SubsetStatistics, elimination_frontier
-from winnowgp.selection.frontier import MIN_ALPHA
+from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
+from winnowgp.selection.frontier import MIN_ALPHA, Selection
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import SMALLER_MODEL, Progress, candidate_sets
 from winnowgp.training.goals import (

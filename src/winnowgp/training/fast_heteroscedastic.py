@@ -8,17 +8,16 @@ import torch
 
 from winnowgp.data import Dataset
 from winnowgp.linalg import threads_for
-from winnowgp.models import (
+from winnowgp.models import Posterior, SparseGP, VariationalGP
+from winnowgp.models.base import Model
+from winnowgp.models.heteroscedastic import (
     HeteroscedasticGP,
     HeteroscedasticPosterior,
-    Posterior,
-    SparseGP,
-    VariationalGP,
+    leave_one_out_residuals,
 )
-from winnowgp.models.base import Model
-from winnowgp.models.heteroscedastic import leave_one_out_residuals
 from winnowgp.models.kernels import copy_module
-from winnowgp.selection import Selection, SizeFrontier
+from winnowgp.selection import SizeFrontier
+from winnowgp.selection.frontier import Selection
 from winnowgp.training.budget import Budget
 from winnowgp.training.fast_sparse import SparseTraining, fit_sparse
 from winnowgp.training.fast_steps import FastSteps

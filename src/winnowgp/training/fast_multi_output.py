@@ -17,7 +17,8 @@ from winnowgp.models.kernels import copy_module
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.priors import log_prior
 from winnowgp.models.target_likelihoods import TargetLikelihoods, TargetObservations
-from winnowgp.selection import Frontier, Selection, SizeFrontier, elimination_frontier
+from winnowgp.selection import Frontier, SizeFrontier, elimination_frontier
+from winnowgp.selection.frontier import Selection
 from winnowgp.training import initialization
 from winnowgp.training.budget import Budget
 from winnowgp.training.callbacks import Progress

@@ -15,8 +15,8 @@ from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.base import InducingModel
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.selection import Frontier, Selection, SubsetStatistics, alpha_at, fit_inclusion
-from winnowgp.selection.frontier import largest_alpha
+from winnowgp.selection import Frontier, SubsetStatistics, alpha_at, fit_inclusion
+from winnowgp.selection.frontier import Selection, largest_alpha
 from winnowgp.typing import Mask
 
 ROWS = 1000

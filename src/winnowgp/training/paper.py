@@ -14,12 +14,13 @@ from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Dataset, MaskedMatrix, Source
 from winnowgp.errors import InputError
 from winnowgp.gradients import Gradient, ScoreFunction
-from winnowgp.models import DeepGP, HeteroscedasticGP
+from winnowgp.models import DeepGP
 from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
 from winnowgp.models.gplvm import LatentModel
+from winnowgp.models.heteroscedastic import HeteroscedasticGP
 from winnowgp.models.priors import log_prior
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, SquaredCardinality, kl_divergence
-from winnowgp.selection import Selection
+from winnowgp.selection.frontier import Selection
 from winnowgp.training.adam import Adam, Minibatches
 from winnowgp.training.callbacks import AnyModel, Progress, candidate_sets
 from winnowgp.training.goals import FixedAlpha, per_layer

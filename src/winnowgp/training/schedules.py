@@ -18,18 +18,12 @@ from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
 from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError, NotShardedWarning
 from winnowgp.linalg import reuse_freed_memory
-from winnowgp.models import (
-    DeepGP,
-    DeepPosterior,
-    HeteroscedasticGP,
-    HeteroscedasticPosterior,
-    MixturePosterior,
-    MultiOutputGP,
-    Posterior,
-)
+from winnowgp.models import DeepGP, DeepPosterior, MixturePosterior, MultiOutputGP, Posterior
 from winnowgp.models.base import InducingModel
 from winnowgp.models.gplvm import LatentModel
-from winnowgp.selection import Selection, SizeFrontier, SubsetPosterior
+from winnowgp.models.heteroscedastic import HeteroscedasticGP, HeteroscedasticPosterior
+from winnowgp.selection import SizeFrontier, SubsetPosterior
+from winnowgp.selection.frontier import Selection
 from winnowgp.training.callbacks import (
     AnyModel,
     Callback,

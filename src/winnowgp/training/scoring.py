@@ -233,6 +233,9 @@ def _scored(
         return value, gradient, information
 
     start = coordinates.read()
-    maximum = maximise_by_scoring(evaluate, start, stop=stop, checkpoint_log=checkpoint_log)
-    coordinates.write(maximum.x)
+    # Steps of few parameters are quicker on the CPU, except that processes may share them.
+    single = checkpoint_log.process_group.world_size == 1
+    own = start.cpu() if single else start
+    maximum = maximise_by_scoring(evaluate, own, stop=stop, checkpoint_log=checkpoint_log)
+    coordinates.write(maximum.x.to(start.device))
     return replace(maximum, value=maximum.value - log_prior(model).item())

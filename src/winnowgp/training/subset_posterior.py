@@ -14,12 +14,12 @@ from winnowgp.models.likelihoods import is_plain
 from winnowgp.point_processes import SquaredCardinality
 from winnowgp.selection import (
     SubsetPosterior,
-    SubsetSamples,
     SubsetStatistics,
     fit_determinantal,
     fit_inclusion,
     sample_subsets,
 )
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.training.schedules import FitResult
 from winnowgp.typing import Mask, Masks
 

@@ -21,10 +21,11 @@ from winnowgp.bounds.streaming import matches
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import SparseGPRegressor
-from winnowgp.models import JointPosterior, MixturePosterior, Posterior, SparseGP
+from winnowgp.models import MixturePosterior, Posterior, SparseGP
 from winnowgp.models.observations import target_noise
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.pathwise import PosteriorPaths
+from winnowgp.models.posterior import JointPosterior
 
 
 @final

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models import MultiOutputGP, MultiOutputPosterior, Prediction
-from winnowgp.models.observations import LEAST_NOISE
+from winnowgp.models import MultiOutputGP, MultiOutputPosterior
+from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.selection import elimination_frontier
 from winnowgp.training import Tolerance
 

@@ -27,17 +27,16 @@ from winnowgp.integrations.gpytorch.sites import ModelELBO, StrategySites
 from winnowgp.integrations.gpytorch.strategies import copy_module, inducing_strategies
 from winnowgp.models.site_updates import backtrack
 from winnowgp.point_processes import SquaredCardinality
-from winnowgp.report.sentences import counted
+from winnowgp.report.summary import counted
 from winnowgp.selection import (
     Frontier,
-    SearchObjective,
-    Selection,
     SubsetObjective,
     alpha_at,
     elimination_frontier,
     fit_inclusion,
 )
-from winnowgp.selection.frontier import MIN_ALPHA, largest_alpha
+from winnowgp.selection.frontier import MIN_ALPHA, Selection, largest_alpha
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.typing import Masks, Nats
 

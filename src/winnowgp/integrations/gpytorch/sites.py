@@ -40,7 +40,8 @@ from winnowgp.integrations.gpytorch.strategies import (
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_inference import gauss_newton_precisions
-from winnowgp.selection import SearchObjective, SubsetStatistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.statistics import DataRoot, Roots, SummedStatistics
 
 # Rows evaluated at once, and rows times samples for models that draw samples.

@@ -14,12 +14,12 @@ from helpers.browser import Browser, absent
 from helpers.short_fits import short_fits
 from winnowgp import DataTable, TabularModel, fit_table
 from winnowgp.errors import RandomSplitWarning
-from winnowgp.report import Summary, save_report
-from winnowgp.report.sentences import (
+from winnowgp.report import report_page, save_report
+from winnowgp.report.summary import (
+    Summary,
     evidence_sentence,
     growth_sentence,
     kernel_sentence,
-    report_page,
     selection_lines,
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from winnowgp.cli.messages import with_options
+from winnowgp.cli.options import with_options
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import torch
 
-from winnowgp.training.latent_inference import maximise_each
+from winnowgp.training.fast_gplvm import maximise_each
 
 
 def bowls(generator) -> tuple:
