@@ -233,8 +233,9 @@ def page_table(rows: list[Row]) -> str:
 
 
 def _mean_and_error(gains: list[float]) -> str:
-    error = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
-    return f"{fmean(gains):+.3f} ± {error:.3f} ({len(gains)} splits)"
+    if len(gains) == 1:
+        return f"{gains[0]:+.3f} (one split)"
+    return f"{fmean(gains):+.3f} ± {stdev(gains) / len(gains) ** 0.5:.3f} ({len(gains)} splits)"
 
 
 def fits(arguments: argparse.Namespace) -> None:

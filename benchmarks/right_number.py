@@ -15,9 +15,9 @@ The parts (`--what`):
 - synthetic: points against noise, smoothness and clustering, in the paper's settings.
 - peers: CPU time against GPflow's SGPR with as many points (`make peers` installs GPflow).
 
-Each fit runs in a process of its own with one thread. Its row is appended to
-benchmarks/results/right_number/PART.jsonl when it ends; fits with a row are not repeated. Fits of
-few rows come first. `--seeds` are those of splits, draws and fits.
+Each fit runs in a process of its own with one thread. Its row is appended to PART.jsonl in
+benchmarks/results/right_number (`--folder`) when it ends; fits with a row are not repeated. Fits
+of few rows come first. `--seeds` are those of splits, draws and fits.
 """
 
 import argparse
@@ -27,7 +27,9 @@ import os
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from math import inf
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -38,13 +40,14 @@ from right_number_report import summary
 from winnowgp.experiments.runs import Runs
 
 FOLDER = RESULTS / "right_number"
+"""Folder of the result files, if `--folder` is not given."""
 EXACT_ROWS = {"cpu": 3000, "cuda": 20_000}
 """Rows up to which the exact GP is fitted, if `--exact-rows` is not given."""
 
 
-def runs_of(part: str) -> Runs:
+def runs_of(part: str, folder: Path) -> Runs:
     """Return the result file of a part."""
-    return Runs(FOLDER / f"{part}.jsonl")
+    return Runs(folder / f"{part}.jsonl")
 
 
 def key(settings: Settings) -> str:
@@ -52,10 +55,10 @@ def key(settings: Settings) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def latest_rows(part: str) -> list[Row]:
+def latest_rows(part: str, folder: Path) -> list[Row]:
     """Return the last row of each fit of a part, failed ones only if no other row exists."""
     rows: dict[str, Row] = {}
-    for row in runs_of(part):
+    for row in runs_of(part, folder):
         name = key(row["settings"])
         if "error" not in row or name not in rows:
             rows[name] = row
@@ -76,9 +79,14 @@ def pending(arguments: argparse.Namespace, exact_rows: int) -> list[Settings]:
             only=[name for name in arguments.only.split(",") if name],
             exact_rows=exact_rows,
         )
-        settings = [case for case in settings if case["rows"] >= arguments.min_rows]
+        low, high = arguments.min_rows, arguments.max_rows or inf
+        settings = [case for case in settings if low <= case["rows"] <= high]
         settings = settings[: arguments.limit]
-        done = {key(row["settings"]) for row in latest_rows(part) if "error" not in row}
+        done = {
+            key(row["settings"])
+            for row in latest_rows(part, arguments.folder)
+            if "error" not in row
+        }
         left = [s for s in settings if arguments.again or key(s) not in done]
         print(f"{part}: {len(left)} of {len(settings)} fits to run")
         chosen += left
@@ -142,7 +150,8 @@ def run(arguments: argparse.Namespace) -> None:
                 late += 1
                 continue
             ended += 1
-            runs_of(settings["what"]).add({"settings": settings, "jobs": arguments.jobs, **row})
+            runs = runs_of(settings["what"], arguments.folder)
+            runs.add({"settings": settings, "jobs": arguments.jobs, **row})
             print(f"{ended}/{len(fits)} {_line(settings, row)}", flush=True)
     if late:
         print(f"{late} fits were not started within {arguments.minutes:g} minutes; run it again.")
@@ -166,6 +175,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of each fit")
     parser.add_argument("--only", default="", help="names of tables or draws, comma-separated")
     parser.add_argument("--min-rows", type=int, default=0, help="fits of at least so many rows")
+    parser.add_argument("--max-rows", type=int, help="fits of at most so many rows")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the result files")
     parser.add_argument("--limit", type=int, help="the first fits of each part only")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no fits after this time")
     parser.add_argument("--exact-rows", type=int, help="largest number of rows of an exact GP")
@@ -176,7 +187,7 @@ def main() -> None:
         run(arguments)
         return
     for part in arguments.what:
-        if rows := latest_rows(part):
+        if rows := latest_rows(part, arguments.folder):
             print(summary(part, rows))
 
 

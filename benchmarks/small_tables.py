@@ -198,7 +198,7 @@ def scored(table: Table, name: str, seed: int, method: str) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         predicted, seconds = timed(lambda: _predicted(problem, method, seed))
-    density, quantiles, points, limit, gains = predicted
+    density, quantiles, points, limit, further = predicted
     return {
         "name": name,
         "seed": seed,
@@ -210,7 +210,7 @@ def scored(table: Table, name: str, seed: int, method: str) -> Row:
         "constant": constant + log(problem.scale),
         **calibration(quantiles, problem.y_test),
         "limit": limit,
-        **({} if gains is None else {"below_if_right": below_if_right(gains, seed=seed)}),
+        **further,
         **seconds.row(),
     }
 
@@ -248,9 +248,10 @@ def _deviation(problem: Problem) -> float:
 
 def _predicted(
     problem: Problem, method: str, seed: int
-) -> tuple[float, Values, int, str | None, Values | None]:
+) -> tuple[float, Values, int, str | None, Row]:
     """Return the standardised test log density, quantiles of test rows in their own unit, the
-    number of points, the limit that ended growth, and gains if predictions are right."""
+    number of points, the limit that ended growth, and further columns: the evidence of an exact
+    GP, or what chance does to few test rows."""
     if method.startswith("exact GP"):
         standardised = problem.standardised()
         kernel = "matern32" if method.endswith("matern32") else "rbf"
@@ -260,15 +261,18 @@ def _predicted(
         latent = posterior.predict(torch.from_numpy(standardised.X_test), observed=True)
         mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
         quantiles = mean + norm.ppf(LEVELS)[:, None] * deviation
-        return float(density), problem.y.mean() + problem.scale * quantiles, problem.N, None, None
+        quantiles = problem.y.mean() + problem.scale * quantiles
+        return float(density), quantiles, problem.N, None, {"evidence": exact.evidence / problem.N}
     priors = None if "priors=None" in method else "weak"
     hyper = "point" if "hyper=point" in method else "auto"
     model = SparseGPRegressor(random_state=seed, priors=priors, hyper=hyper)
     model.fit(problem.X, problem.y)
     density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
     quantiles = model.predict_quantiles(problem.X_test, LEVELS)
-    gains = _gains(model, problem) if len(problem.y_test) <= FEW_TEST_ROWS else None
-    return float(density), quantiles, model.n_inducing_, model.growth_limit_, gains
+    further: Row = {}
+    if len(problem.y_test) <= FEW_TEST_ROWS:
+        further["below_if_right"] = below_if_right(_gains(model, problem), seed=seed)
+    return float(density), quantiles, model.n_inducing_, model.growth_limit_, further
 
 
 def summary(rows: list[Row]) -> str:

@@ -264,8 +264,35 @@ def test_fit_where_the_shallow_gp_is_a_constant() -> None:
     with pytest.warns(NoInducingPointsWarning):
         SparseGPRegressor(random_state=0).fit(X, y)
     model = shortly().fit(X, y)
-    assert min(model.n_inducing_) > 0
-    assert np.isfinite(model.elbo_)
+    assert model.n_inducing_ == (1, 1)
+    assert model.elbo_ == pytest.approx(norm.logpdf((y - y.mean()) / y.std()).sum(), rel=0.02)
+    mean, sd = model.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, y.mean(), atol=0.01)
+    np.testing.assert_allclose(sd, y.std(), rtol=0.1)
+
+
+def test_shallow_gp_has_the_priors_of_a_shallow_estimator_while_it_is_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without them, the shallow GP of seven rows of noise interpolates them."""
+    names: list[list[set[str]]] = []
+    fit = deep_shallow.fit
+
+    def spied(model: Any, data: Any, *, schedule: Any, **options: Any) -> Any:
+        modules = (model.kernel, model.likelihood, *schedule.kernels)
+        names.append([{name.rpartition(".")[2] for name, *_ in m.named_priors()} for m in modules])
+        return fit(model, data, schedule=schedule, **options)
+
+    monkeypatch.setattr(deep_shallow, "fit", spied)
+    with short_shallow_starts():
+        model = shortly(n_candidates=4).fit(*rows(30))
+    kernel, noise = {"lengthscale_prior", "outputscale_prior"}, {"noise_prior"}
+    # The start has an RBF kernel; the alternative compares others with it.
+    assert names[0] == [kernel, noise]
+    assert names[1][:2] == [kernel, noise]
+    assert all(each == kernel for each in names[1][2:])
+    assert len(names[1]) > 2
+    assert not [*model.posterior_.layers[-1].kernel.named_priors()]
 
 
 def test_shallow_alternative_has_at_most_the_specified_candidates(fitted: DeepGPRegressor) -> None:

@@ -73,13 +73,13 @@ def test_partial_fit_learns_hyperparameters_when_enough_rows_are_new(
 ) -> None:
     model, noises, waiting = deepcopy(first), [first.noise_[0]], []
     for seed in range(1, 4):
-        model.partial_fit(*batch(seed, 1), sample_weight=[0.3])
+        model.partial_fit(*batch(seed, 1), sample_weight=[0.9])
         model = load(model.save(tmp_path / "model.winnow"))
         noises.append(model.noise_[0])
         waiting.append(model._record().waiting)
-    # 0.3 of 20.3, 0.6 of 20.6 and 0.9 of 20.9 observations: the last is more than 4 %.
+    # 0.9 of 20.9, 1.8 of 21.8 and 2.7 of 22.7 observations: the last is more than 10 %.
     assert noises[0] == noises[1] == noises[2] != noises[3]
-    assert waiting == pytest.approx([0.3, 0.6, 0.0])
+    assert waiting == pytest.approx([0.9, 1.8, 0.0])
 
 
 def test_partial_fit_of_loaded_model_equals_that_in_memory(

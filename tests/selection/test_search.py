@@ -69,16 +69,20 @@ def test_backward_elimination_few_candidates_is_greedy(lengthscale: float) -> No
     torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-9, atol=1e-6)
 
 
+@pytest.mark.parametrize(("share", "least"), [(8, -1e-2), (32, -2e-3)])
 @pytest.mark.parametrize("lengthscale", [0.2, 0.5])
-def test_backward_elimination_in_blocks_is_close_to_greedy(lengthscale: float) -> None:
+def test_backward_elimination_in_blocks_is_close_to_greedy(
+    lengthscale: float, share: int, least: float
+) -> None:
     """Bounds differ little within 0.3 nats per observation of the best bound."""
     s = problem(6, N=600, K=300, lengthscale=lengthscale, chunk=600).statistics
-    path, greedy = (backward_elimination(s, contenders=c) for c in (24, s.K))
+    path = backward_elimination(s, contenders=24, share=share)
+    greedy = backward_elimination(s, contenders=s.K)
     torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-9, atol=1e-6)
     near = greedy.bounds > greedy.bounds.max() - 0.3 * s.N
     difference = (path.bounds - greedy.bounds)[near] / s.N
     assert 20 < len(difference) < s.K
-    assert difference.mean().item() > -2e-3
+    assert difference.mean().item() > least
     assert difference.min().item() > -2e-2
 
 
@@ -112,14 +116,17 @@ def test_backward_elimination_is_greedy_down_to_the_lowest_bound() -> None:
     s = problem(7, K=60, N=150).statistics
     whole = backward_elimination(s)
     lowest = whole.bounds[20].item()
-    path = backward_elimination(s, lowest=lowest, contenders=8)
-    exact = backward_elimination(s, contenders=8)
+    path = backward_elimination(s, lowest=lowest, contenders=4)
+    exact = backward_elimination(s, contenders=4)
     near = int((exact.bounds >= lowest).sum())
     assert torch.equal(path.masks[:near], exact.masks[:near])
     assert path.masks.sum(dim=1).tolist() == list(range(60, -1, -1))
     torch.testing.assert_close(path.bounds, s.value(path.masks), rtol=1e-9, atol=1e-6)
-    # Below it half of the points leave at once.
-    assert not torch.equal(path.masks, exact.masks)
+    # Below it all others leave in the order of their gains.
+    left = path.masks[near]
+    gains = s.search_state(left).marginal_gains().masked_fill(~left, torch.inf)
+    order = gains.argsort()[: int(left.sum())].tolist()
+    assert removals(path)[near:] == order != removals(exact)[near:]
 
 
 @cases

@@ -291,6 +291,36 @@ def test_evidence_of_all_rows_reaches_its_maximum(lengthscale: float, noise: flo
     assert found.kernels == (pytest.approx(optimum.evidence / 60, abs=1e-3),)
 
 
+@pytest.mark.parametrize("N", [50, 300])
+def test_evidence_few_starts_of_few_rows_find_the_better_mode(
+    N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, runs, maximise = data(N), [], hyperparameters.optimise_evidence
+
+    def counted(*arguments: Any) -> Maximum:
+        runs.append(arguments)
+        return maximise(*arguments)
+
+    monkeypatch.setattr(hyperparameters, "optimise_evidence", counted)
+    noises, counts = [], []
+    for few in (True, False):
+        runs.clear()
+        found = maximise_evidence(
+            [smooth_start(rows)],
+            rows,
+            order=torch.arange(N),
+            rows=N,
+            few_starts=few,
+            budget=Budget(rows.X.device),
+        )
+        noises.append(found.best.noise.item())
+        counts.append(len(runs))
+    assert max(noises) < 0.03
+    # The search of more than 250 rows is complete.
+    assert counts[0] == 2 < counts[1] if N == 50 else counts[0] == counts[1]
+    assert (noises[0] == noises[1]) == (N == 300)
+
+
 def test_evidence_distinct_optima_are_kept_best_first() -> None:
     found = compared(data(), ScaleKernel(RBFKernel()))
     evidences = [optimum.evidence for optimum in found.optima]

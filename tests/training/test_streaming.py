@@ -128,10 +128,10 @@ def test_update_memory_of_a_large_tolerance_loses_as_little() -> None:
     model = SparseGP(kernel, torch.zeros(0, 2, dtype=torch.float64), noise=0.1)
     coarse, fine = (
         update(OnlineGP.start(model), batch(0), goal=Tolerance(nats), learn=False)
-        for nats in (0.5, 0.02)
+        for nats in (0.5, 0.035)
     )
     assert coarse.posterior.M < fine.posterior.M
-    assert coarse.given_up <= 0.004 * 30
+    assert coarse.given_up <= 0.007 * 30
     assert coarse.online.memory.M >= fine.online.memory.M
 
 

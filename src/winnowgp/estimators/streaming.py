@@ -64,7 +64,7 @@ BATCH_ROWS = 4096
 # Share of the rows of a constant from which a batch may replace it by a function.
 _LARGE = 0.2
 # Share of the observations that must be new to optimise the hyper-parameters again.
-_NEW = 0.04
+_NEW = 0.1
 # Kind of the archive in which the first process sends a model to the others.
 _KIND = "Stream"
 

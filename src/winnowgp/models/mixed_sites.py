@@ -25,9 +25,9 @@ and the sites are optimal where they are those that the likelihoods imply at its
 N P M numbers, and costs O(N P M²).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -50,6 +50,7 @@ from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
+    SiteBound,
     SiteProblem,
     alternate,
     site_derivatives,
@@ -137,7 +138,7 @@ def initial_sites(likelihood: TargetLikelihoods, data: Dataset) -> Sites:
 
 
 @final
-class MixedProfiledBound:
+class MixedProfiledBound(SiteBound):
     """The maximum over q(u) of the bound, as a function of the other parameters.
 
     Each call starts from the sites of the previous call. By the envelope theorem the gradient is
@@ -161,9 +162,9 @@ class MixedProfiledBound:
         mixing: Callable[[], Tensor],
         gain: float,
     ) -> None:
-        self._data, self._likelihood = data, likelihood
+        super().__init__(data)
+        self._likelihood = likelihood
         self._chunks, self._mixing, self._gain = chunks, mixing, gain
-        self._sites: Sites | None = None
 
     def __call__(self) -> Scalar:
         """Return the bound in nats, differentiable in all parameters."""
@@ -190,18 +191,6 @@ class MixedProfiledBound:
             direct = torch.autograd.grad(nats, own, allow_unused=True, materialize_grads=True)
         gradients = (*gradient.targets, *direct, *(g for each in gradient.kernels for g in each))
         return WithGradient.apply(lambda: (value, gradients), mixing, *own, *inputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sites that the next call starts from."""
-        sites = self._sites
-        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next call from saved sites."""
-        like = self._data.X
-        self._sites = (
-            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
-        )
 
 
 def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:

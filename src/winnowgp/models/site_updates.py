@@ -5,13 +5,14 @@ separate posteriors, and `mixed_sites` mixtures of processes with a joint one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from winnowgp.bounds.sites import Sites
+from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 
 ExpectedLogProb: TypeAlias = Callable[[slice, Tensor, Tensor], Tensor]
@@ -193,3 +194,27 @@ def site_derivatives(
         nats = expected(rows, *at).sum()
         slope, curvature = torch.autograd.grad(nats, at)
     return nats.detach(), slope, curvature
+
+
+class SiteBound:
+    """The base class of bounds whose calls start from the sites of the call before.
+
+    Args:
+        data: rows, which are fixed.
+    """
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+        self._sites: Sites | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sites that the next call starts from."""
+        sites = self._sites
+        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start the next call from saved sites."""
+        like = self._data.X
+        self._sites = (
+            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
+        )

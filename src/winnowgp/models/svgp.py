@@ -1,11 +1,11 @@
 """Sparse variational Gaussian processes for any likelihood, with an explicit q(u)."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
-from typing import Any, final
+from typing import final
 
 import torch
 from gpytorch.kernels import Kernel
@@ -35,6 +35,7 @@ from winnowgp.models.likelihoods import (
 )
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.site_inference import SiteInference, infer_sites
+from winnowgp.models.site_updates import SiteBound
 from winnowgp.selection import SubsetStatistics
 from winnowgp.selection.objective import RelaxedObjective
 from winnowgp.selection.statistics import subset_statistics
@@ -308,7 +309,7 @@ class VariationalGP(InducingModel):
 
 
 @final
-class ProfiledBound:
+class ProfiledBound(SiteBound):
     """The maximum over q(u) of the uncollapsed bound, as a function of the other parameters.
 
     Each call starts from the sites of the previous call, so that small steps of an optimiser need
@@ -331,11 +332,11 @@ class ProfiledBound:
         Z: Float[Tensor, "M D"] | None,
         gain: float,
     ) -> None:
-        self._data, self._gain, self._exact = data, gain, Z is None
+        super().__init__(data)
+        self._gain, self._exact = gain, Z is None
         self._Z = data.X if Z is None else Z
         self._blocks = RowBlocks.of(data, points=len(self._Z), size=data.N if Z is None else None)
         self._kernel, self._mean, self._likelihood = kernel, mean, likelihood
-        self._sites: Sites | None = None
 
     def __call__(self) -> Scalar:
         """Return the bound in nats, differentiable in kernel, mean, likelihood and Z."""
@@ -361,18 +362,6 @@ class ProfiledBound:
         others = [p for p in [*mean.parameters(), *likelihood.parameters()] if p.requires_grad]
         more = _direct_gradient(inference, self._data, mean, likelihood, others)
         return WithGradient.apply(lambda: (value, (*gradients, *more)), *inputs, *others)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sites that the next call starts from."""
-        sites = self._sites
-        return {} if sites is None else {"linear": sites.linear, "precision": sites.precision}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next call from saved sites."""
-        like = self._data.X
-        self._sites = (
-            Sites(state["linear"].to(like), state["precision"].to(like)) if state else None
-        )
 
 
 def best_q(

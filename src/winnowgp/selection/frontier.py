@@ -17,6 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.selection.objective import SearchObjective
 from winnowgp.selection.search import (
     CONTENDERS,
+    SHARE,
     Path,
     SearchResult,
     backward_elimination,
@@ -180,7 +181,11 @@ class SizeFrontier:
 
 
 def elimination_frontier(
-    statistics: SearchObjective, *, lowest: float = -math.inf, contenders: int = CONTENDERS
+    statistics: SearchObjective,
+    *,
+    lowest: float = -math.inf,
+    contenders: int = CONTENDERS,
+    share: int = SHARE,
 ) -> Frontier:
     """Return the frontier of one backward elimination, the fastest to compute; O(K³).
 
@@ -189,8 +194,10 @@ def elimination_frontier(
     Args:
         lowest: bound in nats below which subsets need not be good ones, which is faster.
         contenders: number of candidates whose gains are followed exactly; fewer are faster.
+        share: largest number of inducing points per candidate that leaves with others; a smaller
+            share is faster.
     """
-    path = backward_elimination(statistics, lowest=lowest, contenders=contenders)
+    path = backward_elimination(statistics, lowest=lowest, contenders=contenders, share=share)
     return Frontier(bounds=path.bounds.flip(0), masks=path.masks.flip(0), N=statistics.N)
 
 

@@ -21,11 +21,13 @@ from winnowgp.typing import SizeTable
 CONTENDERS = 192
 """Candidates whose gains are followed exactly within a block of backward elimination."""
 
-# A block has at most this share of the inducing points, chosen among twice as many, and no two of
-# its members have a larger cosine. With 1/8, frontiers of kin8nm and of a rough kernel were up to
-# 2.6e-3 nats per observation below the greedy ones; with 1/32, up to 3e-4. A cosine of 0.1 did not
-# help consistently.
-_SHARE, _POOL, _COSINE = 32, 2, 0.3
+SHARE = 32
+"""Inducing points per member of a block of backward elimination. With 8, frontiers of kin8nm and of
+a rough kernel were up to 2.6e-3 nats per observation below the greedy ones; with 32, up to 3e-4."""
+
+# A block is chosen among twice as many, and no two of its members have a larger cosine. A cosine of
+# 0.1 did not help consistently.
+_POOL, _COSINE = 2, 0.3
 
 _REFRESH = 64  # Moves before the state is computed afresh: rounding grows with each update.
 _PATIENCE = 5
@@ -60,15 +62,16 @@ def backward_elimination(
     smallest: int = 0,
     lowest: float = -math.inf,
     contenders: int = CONTENDERS,
+    share: int = SHARE,
 ) -> Path:
     """Remove the inducing point of smallest marginal gain, one after another; O(K³) in total.
 
     Points are removed in blocks, by matrix products (`elimination`), and all gains are computed
     again after each block. There are two kinds of blocks:
 
-    - Many candidates of small gain that hardly affect each other, at most 1/32 of those left. They
-      are taken in order of their gains; one whose dual row has a cosine above 0.3 with that of a
-      candidate taken before waits for a later block, where its gain is known again.
+    - Many candidates of small gain that hardly affect each other, at most one in `share` of those
+      left. They are taken in order of their gains; one whose dual row has a cosine above 0.3 with
+      that of a candidate taken before waits for a later block, where its gain is known again.
     - Where fewer than c/4 candidates can be taken like this, the c candidates of smallest gain are
       contenders. Their gains are followed exactly while c/4 of them leave, in O(c²) each.
 
@@ -78,7 +81,8 @@ def backward_elimination(
     of 2,000 candidates, and not lower on average. Bounds are exact in any case. Whenever the subset
     has halved, the state is computed afresh.
 
-    Below a bound that is of no interest, half of the points leave at once, in order of their gains.
+    Below a bound that is of no interest, all points that are left leave at once, in order of their
+    gains.
 
     Args:
         statistics: statistics of the data.
@@ -86,6 +90,7 @@ def backward_elimination(
         smallest: number of inducing points at which the path ends.
         lowest: bound in nats below which the path need not be greedy.
         contenders: number c of contenders.
+        share: candidates per member of a block of the first kind.
     """
     K, device = statistics.K, statistics.empty.device
     mask = torch.ones(K, dtype=torch.bool, device=device) if start is None else start
@@ -100,9 +105,12 @@ def backward_elimination(
         end, gains = max(smallest, now // 2), state.marginal_gains()
         while now > end:
             if state.bound < lowest:
+                end = smallest
                 removal = state.block_removal(gains.argsort()[: now - end])
             else:
-                removal = _removal(state, gains, contenders=contenders, limit=now - end)
+                removal = _removal(
+                    state, gains, contenders=contenders, share=share, limit=now - end
+                )
             count = len(removal.rows)
             steps = torch.arange(size - now, size - now + count, device=device)
             removed_at[left[state.candidates[removal.rows]]] = steps
@@ -250,13 +258,13 @@ def local_search(
 
 
 def _removal(
-    state: SearchState, gains: Float[Tensor, " J"], *, contenders: int, limit: int
+    state: SearchState, gains: Float[Tensor, " J"], *, contenders: int, share: int, limit: int
 ) -> BlockRemoval:
     """Return the removal of at least one and at most `limit` candidates of small gain."""
     J = len(gains)
     count = min(limit, max(contenders // 4, 1) if contenders < J else J)
-    if contenders < J and count <= J // _SHARE:
-        rows = _independent(state, gains, limit=min(limit, J // _SHARE))
+    if contenders < J and count <= J // share:
+        rows = _independent(state, gains, limit=min(limit, J // share))
         if len(rows) >= count:
             return state.block_removal(rows)
     rows = gains.topk(min(contenders, J), largest=False).indices

@@ -7,9 +7,10 @@ the row a neighbour would have been selected (pessimistic by 0.02 to 0.1). Here 
 is repeated without the rows that are then predicted: a tenth of them at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
+from typing import TypeAlias
 
 import torch
 from gpytorch.kernels import Kernel
@@ -29,6 +30,9 @@ FOLDS = 10
 # Largest number of rows of a fold.
 _MOST_ROWS = 2000
 _TINY = 1e-300
+
+Relocation: TypeAlias = Callable[[InducingModel, Dataset], InducingModel]
+"""A function that returns a model with locations that suit some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,13 @@ class CrossValidation:
         """Compare two models by the log densities of the held-out rows."""
         return PredictiveGap.of(reference, other, weights=self.weights)
 
-    def densities(self, model: InducingModel, M: int | None = None) -> Float[Tensor, " n"]:
+    def densities(
+        self,
+        model: InducingModel,
+        M: int | None = None,
+        *,
+        relocate: Relocation | None = None,
+    ) -> Float[Tensor, " n"]:
         """Return log densities of the held-out rows, in nats, summed over observed targets.
 
         Candidates at held-out rows give way to neighbours, unless another row has the same inputs.
@@ -109,21 +119,29 @@ class CrossValidation:
         Args:
             M: number of inducing points that are selected from the model's candidates without the
                 held-out rows; all candidates by default.
+            relocate: optimises the locations without the held-out rows. Those that were optimised
+                with them suit them better than fresh rows, by 0.003 nats on 67 draws of known GPs.
         """
-        return self.path(model, [model.K if M is None else M])[0]
+        return self.path(model, [model.K if M is None else M], relocate=relocate)[0]
 
     @torch.no_grad()
-    def path(self, model: InducingModel, sizes: Sequence[int]) -> Float[Tensor, "S n"]:
+    def path(
+        self, model: InducingModel, sizes: Sequence[int], *, relocate: Relocation | None = None
+    ) -> Float[Tensor, "S n"]:
         """Return log densities along the elimination, for several numbers of inducing points."""
         # Each of many small operations would wait for its threads beside busy processes.
         with threads_for(10.0 * model.K**3):
-            return self._path(model, sizes)
+            return self._path(model, sizes, relocate)
 
-    def _path(self, model: InducingModel, sizes: Sequence[int]) -> Float[Tensor, "S n"]:
+    def _path(
+        self, model: InducingModel, sizes: Sequence[int], relocate: Relocation | None
+    ) -> Float[Tensor, "S n"]:
         results: list[list[Tensor]] = [[] for _ in sizes]
         for rest, rows in self._splits():
             Z = _without(model.kernel, model.candidates.detach(), rows.X, rest.X)
             pool = model.with_candidates(Z)
+            if relocate is not None:
+                pool = relocate(pool, rest)
             masks = None
             if min(sizes) < pool.K:
                 statistics = pool.subset_statistics(rest)

@@ -175,6 +175,7 @@ class FastSchedule(Schedule):
             warm_start=self.warm_start,
             kept_sizes=3 if self.reported else 0,
             reported=self.reported,
+            few_starts=not self.reported,
             averaged=self.averaged,
         )
         if isinstance(model, HeteroscedasticGP):

@@ -1,20 +1,14 @@
 """The fast schedule of models with one candidate set: `SparseGP` and `VariationalGP`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf
-from typing import Generic
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from winnowgp.data import Source
-from winnowgp.errors import InputError, NotPositiveDefiniteError
+from winnowgp.errors import InputError
 from winnowgp.linalg import threads_for
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
-from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, SizeFrontier
 from winnowgp.selection.frontier import Selection
 from winnowgp.training.budget import Budget, selection_work
@@ -33,7 +27,6 @@ from winnowgp.training.goals import (
 )
 from winnowgp.training.growth import (
     Pool,
-    SmallerModel,
     constant_model,
     grown_pool,
     smaller_models,
@@ -41,6 +34,18 @@ from winnowgp.training.growth import (
 from winnowgp.training.hyperparameters import Initialization
 from winnowgp.training.initialization import scaled, starting_points
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.other_optima import (
+    MOVED,
+    SETTLED,
+    Choice,
+    with_fewer_points,
+    with_other_optimum,
+)
+from winnowgp.training.predictive_gap import (
+    averaged_densities,
+    exact_density,
+    relocatable,
+)
 from winnowgp.training.schedules import (
     FitResult,
     Growth,
@@ -49,16 +54,11 @@ from winnowgp.training.schedules import (
     warn_not_sharded,
 )
 
-# Points are moved if they have fewer coordinates than this many per row. More of them would be
-# fitted to the rows, and hardly save points where so many are needed.
-_MOVED = 0.5
 # Shares of the work of a default fit: steps of the inclusion probabilities, cross-validation for
 # the report, and cross-validation that decides.
 _INCLUSION, _REPORTED, _CRITERION = 0.001, 0.005, 0.05
 # Candidates that were not needed, of which inclusion probabilities are learnt.
 _FRESH = 512
-# The number of points has settled if it does not fall below this share.
-_SETTLED = 0.97
 # Ratio of the sizes that cross-validation compares.
 _SIZE_RATIO = 1.15
 
@@ -77,14 +77,16 @@ def fit_sparse(
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
         warm_start=training.warm_start,
+        few_starts=training.few_starts,
     )
     if training.criterion == "predictive" and not steps.can_hold_out:
         raise InputError(
             "`criterion='predictive'` needs all rows in the memory of one process; use 'elbo'."
         )
     chosen = _select(steps, training)
+    chosen = with_other_optimum(steps, chosen) or chosen
     smaller = smaller_models(steps, chosen.model, training.kept_sizes)
-    while (simpler := _simpler(steps, chosen, smaller)) is not None:
+    while (simpler := with_fewer_points(steps, chosen, smaller)) is not None:
         chosen = simpler
         smaller = smaller_models(steps, chosen.model, training.kept_sizes)
     data, fitted = steps.data, chosen.model
@@ -94,6 +96,8 @@ def fit_sparse(
     held_out = None
     if training.reported and not steps.is_late():
         held_out = steps.cross_validation(chosen.compared.K, share=_REPORTED)
+        if chosen.candidates is None and held_out is not None:
+            held_out = relocatable(fitted, held_out, work=steps.share_of_work(_REPORTED))
     with threads_for(10.0 * fitted.K**3):
         elbo, final_model = fitted.fixed_bound(data), fitted.with_best_q(data)
         sized = tuple(each.sized(data, held_out) for each in smaller)
@@ -107,7 +111,7 @@ def fit_sparse(
         frontier = frontier.with_model(
             other.posterior.M, elbo=other.elbo, log_density=other.log_density
         )
-    frontier, gap = _compared(steps, chosen, frontier, elbo, held_out)
+    frontier, gap = _compared(steps, chosen, frontier, elbo, held_out, averaged=training.averaged)
     initial = steps.initialization
     assert initial is not None
     for name in initial.held:
@@ -122,7 +126,7 @@ def fit_sparse(
         frontier = replace(
             frontier,
             evidence=reference,
-            exact_log_density=_exact_density(initial.best, held_out),
+            exact_log_density=exact_density(initial.best, held_out),
         )
     return FitResult(
         model=final_model,
@@ -156,18 +160,26 @@ def _inclusion(
             torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
             goal=training.goal,
             generator=generator,
-            max_steps=max(1, min(training.inclusion_steps, affordable)),
+            max_steps=1
+            if training.few_starts
+            else max(1, min(training.inclusion_steps, affordable)),
         )
 
 
 def _compared(
     steps: FastSteps[Model],
-    chosen: "_Choice[Model]",
+    chosen: Choice[Model],
     frontier: SizeFrontier,
     elbo: float,
     held_out: CrossValidation | None,
+    *,
+    averaged: bool,
 ) -> tuple[SizeFrontier, PredictiveGap | None]:
-    """Return the frontier with the constant, the largest and the selected model, and their gap."""
+    """Return the frontier with the constant, the largest and the selected model, and their gap.
+
+    Args:
+        averaged: whether predictions are averages with a constant, which the gap includes.
+    """
     frontier = frontier.with_model(0, elbo=chosen.constant)
     fitted, largest = chosen.model, chosen.compared
     if held_out is None:
@@ -175,90 +187,14 @@ def _compared(
     best, gap = held_out.densities(largest), None
     own = best if fitted is largest else chosen.held_out_densities(held_out)
     if chosen.largest is not None:
-        gap = held_out.gap(best, own)
+        averages, initial = own, steps.initialization
+        if averaged and initial is not None:
+            weight = initial.constant_weight
+            averages = averaged_densities(own, initial.best, held_out, weight=weight)
+        gap = held_out.gap(best, averages)
         bound = elbo if fitted is largest else largest.fixed_bound(steps.data)
         frontier = frontier.with_model(largest.K, elbo=bound, log_density=held_out.mean(best))
     return frontier.with_model(fitted.K, elbo=elbo, log_density=held_out.mean(own)), gap
-
-
-def _simpler(
-    steps: FastSteps[Model], chosen: "_Choice[Model]", smaller: Sequence[SmallerModel[Model]]
-) -> "_Choice[Model] | None":
-    """Return a choice of fewer points at other hyper-parameters, if these keep the tolerance.
-
-    The evidence may be highest for a function that varies rapidly and needs many points, and hardly
-    lower for a smooth one that needs few.
-    """
-    if chosen.goal is None:
-        return None
-    nats, within, prior = chosen.goal.nats, [], _log_prior(chosen.model)
-    for index, each in enumerate(smaller):
-        # Hyper-parameters that are less probable a priori must gain as much.
-        reference = chosen.reference + max(prior - _log_prior(each.model), 0.0)
-        if each.frontier.bounds.max().item() >= reference - nats * steps.data.observations:
-            within.append((each.frontier.smallest(nats, reference=reference), index))
-    if not within:
-        return None
-    M, index = min(within)
-    if M >= _SETTLED * chosen.model.K:
-        return None
-    pool, frontier = smaller[index].model, smaller[index].frontier
-    model = steps.select(pool, frontier.masks[M], frontier.bounds[M].item())
-    reference = chosen.reference
-    if M:
-        stop = Stop(3e-4 * steps.data.observations, 20, 200)
-        model, elbo = steps.optimise(model, stop=stop)
-        reference = max(reference, elbo)
-    frontiers = (*chosen.frontiers, *(each.frontier for each in smaller))
-    return replace(chosen, model=model, reference=reference, candidates=None, frontiers=frontiers)
-
-
-@torch.no_grad()
-def _log_prior(model: InducingModel) -> float:
-    return log_prior(model).item()
-
-
-def _exact_density(model: InducingModel, held_out: CrossValidation | None) -> float | None:
-    """Return the mean held-out log density of the exact GP; None if it is not known."""
-    if held_out is None or not isinstance(model, SparseGP):
-        return None
-    try:
-        return held_out.mean(held_out.exact_densities(model))
-    except NotPositiveDefiniteError:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice(Generic[Model]):
-    """The selected model, and the largest model it is compared with."""
-
-    model: Model
-    reference: float
-    """Highest ELBO known, or the exact evidence where it was maximised."""
-    growth: Growth | None
-    exact: bool = False
-    """Whether the reference is the exact evidence."""
-    frontiers: tuple[Frontier, ...] = ()
-    """Frontiers at the hyper-parameters that were visited."""
-    largest: Model | None = None
-    """The largest model that was fitted."""
-    constant: float = -inf
-    """ELBO of the constant model."""
-    candidates: Model | None = None
-    """The pool that the model is a subset of; None if its points have moved since."""
-    goal: Tolerance | None = None
-    """The tolerance that the ELBO of the model keeps, if that is the goal."""
-
-    @property
-    def compared(self) -> Model:
-        """The model that the selected one is compared with: the largest, or itself."""
-        return self.model if self.largest is None else self.largest
-
-    def held_out_densities(self, held_out: CrossValidation) -> Float[Tensor, " n"]:
-        """Return log densities of held-out rows, without which the points are selected again."""
-        if self.candidates is None:
-            return held_out.densities(self.model)
-        return held_out.densities(self.candidates, self.model.K)
 
 
 def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
@@ -269,7 +205,7 @@ def _warn_not_sharded(model: InducingModel, context: TrainingContext) -> None:
         )
 
 
-def _select(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+def _select(steps: FastSteps[Model], training: SparseTraining) -> Choice[Model]:
     """Select points by the goal; as many as its limit allows where a tolerance needs more."""
     goal, most = training.goal, training.n_candidates
     if isinstance(goal, AllCandidates):
@@ -297,7 +233,7 @@ def _select(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]
     )
 
 
-def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Model]:
+def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> Choice[Model]:
     """Learn the other parameters with all candidates of the model.
 
     Few points prefer a smoother function with more noise than the exact evidence, so several starts
@@ -314,16 +250,14 @@ def _keep_all(steps: FastSteps[Model], training: SparseTraining) -> _Choice[Mode
     with threads_for(10.0 * len(points) ** 3):
         model, elbo = steps.optimise(start, stop=stop)
     reference = max(elbo, steps.dense_evidence(initial)) if initial.complete else elbo
-    return _Choice(model, reference, None, exact=initial.complete)
+    return Choice(model, reference, None, exact=initial.complete)
 
 
 def _least(points: int, n_candidates: int | None) -> int:
     return points if n_candidates is None else min(points, n_candidates)
 
 
-def _select_by_goal(
-    steps: FastSteps[Model], goal: Goal, training: SparseTraining
-) -> _Choice[Model]:
+def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTraining) -> Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
     initial, data = steps.initialise(training.evidence_rows), steps.data
     confirmed: Initialization[Model] | None = initial
@@ -342,7 +276,7 @@ def _select_by_goal(
     if pool.predicts_best and isinstance(goal, Tolerance):
         # Other models have a higher ELBO and predict worse, and so would fewer points.
         steps.select(pool.model, torch.ones(pool.model.K, dtype=torch.bool), pool.elbo)
-        return _Choice(
+        return Choice(
             pool.model,
             reference,
             pool.growth,
@@ -359,7 +293,7 @@ def _select_by_goal(
         if elbo < significant:
             highest = max(reference, constant[1])
             short = highest - constant[1] > tolerance * data.observations
-            return _Choice(
+            return Choice(
                 constant[0],
                 highest,
                 replace(pool.growth, limit="chance") if short else pool.growth,
@@ -367,7 +301,7 @@ def _select_by_goal(
                 constant=constant[1],
             )
         pool, reference = Pool(tried, elbo, pool.growth), elbo
-    choice = _Choice(
+    choice = Choice(
         constant[0],
         reference,
         pool.growth,
@@ -406,11 +340,11 @@ def _select_by_goal(
         current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
         steps.budget.spend(selection_work(candidates, data, candidates.K))
         fits.append((current, frontier.bounds[M].item(), candidates))
-        settled = index > 0 and abs(M - size) <= (1 - _SETTLED) * size
+        settled = index > 0 and abs(M - size) <= (1 - SETTLED) * size
         last, size = settled or index == training.rounds - 1, M
         if not current.K or exhausted:
             break
-        many = current.K * data.D > _MOVED * data.N
+        many = current.K * data.D > MOVED * data.N
         if many and initial.complete and not pool.limited:
             # The hyper-parameters are those of the exact GP, and the locations are at rows. A pool
             # that is too small would need others: its ELBO may be far below the evidence.
@@ -440,8 +374,8 @@ def _select_by_goal(
 
 
 def _select_by_density(
-    steps: FastSteps[Model], choice: _Choice[Model], pool: Model, goal: Tolerance
-) -> _Choice[Model]:
+    steps: FastSteps[Model], choice: Choice[Model], pool: Model, goal: Tolerance
+) -> Choice[Model]:
     """Select as few points as predict held-out rows within the tolerance of the pool."""
     held_out = steps.cross_validation(pool.K, share=_CRITERION)
     assert held_out is not None
@@ -463,14 +397,14 @@ def _select_by_density(
     )
 
 
-def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> _Choice[Model]:
+def _select_count(steps: FastSteps[Model], M: int, training: SparseTraining) -> Choice[Model]:
     """Select M points: compare starts, optimise the best, exchange idle points."""
     stop = Stop(training.gain * steps.data.observations, 20, training.iterations)
     with threads_for(10.0 * M**3):
         return _best_of_count(steps, min(M, steps.most), training.rounds, stop)
 
 
-def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> _Choice[Model]:
+def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> Choice[Model]:
     data = steps.data
     best, elbo = best_of_size(steps, M, rounds=rounds, stop=stop)
     bare = best.with_candidates(best.candidates[:0])
@@ -488,4 +422,4 @@ def _best_of_count(steps: FastSteps[Model], M: int, rounds: int, stop: Stop) -> 
             larger, reference = searched, searched_elbo
     if initial.complete:
         reference = max(reference, steps.dense_evidence(initial))
-    return _Choice(best, reference, growth, exact=initial.complete, largest=larger)
+    return Choice(best, reference, growth, exact=initial.complete, largest=larger)

@@ -104,6 +104,7 @@ def maximise_evidence(
     order: Int[Tensor, " N"],
     rows: int,
     linear_term: bool = False,
+    few_starts: bool = False,
     budget: Budget,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Initialization[Model]:
@@ -118,18 +119,22 @@ def maximise_evidence(
         order: random order of the rows.
         rows: number of rows of the last stage, if there are as many.
         linear_term: whether to try a linear term in addition.
+        few_starts: whether to search for the optimum of few rows from two starts only.
     """
     search = _Search(models, data, order, budget, checkpoint_log)
     rows = min(rows, data.N)
     first, *others = _stages(rows)
-    ranked = search.optimise([Start(m, 0) for m in starting_points(models[0], data)], first)
+    points, few_starts = starting_points(models[0], data), few_starts and not others
+    # The longest lengthscales with most noise, and the shortest with least.
+    points = [points[1], points[-1]] if few_starts else points
+    ranked = search.optimise([Start(m, 0) for m in points], first)
     if search.is_late():
         return search.initialization(ranked, first)
     comparison = others[0] if others else first
-    starts = search.single_columns(comparison)
+    starts = [] if few_starts else search.single_columns(comparison)
     if others:
         ranked = search.optimise([*search.continued(ranked), *starts], comparison)
-    elif not search.is_late():
+    elif not few_starts and not search.is_late():
         # The first of those that continue is an optimum of these rows already.
         ranked += search.optimise([*search.continued(ranked)[1:], *starts], comparison)
         ranked.sort(key=descending)

@@ -254,6 +254,9 @@ class SparseTraining:
     """Whether predictions will be averaged with a constant."""
     evidence_rows: int | None = None
     """Rows of the exact evidence at most; as many as are affordable by default."""
+    few_starts: bool = False
+    """Whether hyper-parameters of few rows are searched for from two starts only, and inclusion
+    probabilities are not learnt: a stream continues with them."""
 
 
 class Schedule(ABC):

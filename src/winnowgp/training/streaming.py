@@ -33,6 +33,7 @@ from winnowgp.models.observations import target_noise
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.search import SHARE
 from winnowgp.selection.statistics import subset_statistics
 from winnowgp.training.goals import AllCandidates, Goal, Tolerance
 from winnowgp.training.lbfgs import Curvature, Stop, maximise_elbo
@@ -44,18 +45,22 @@ FRESH = 512
 """Largest number of rows of a batch that may become inducing points, unless set otherwise."""
 
 # Share of the tolerance that the memory may lose, and nats per observation that it may at most.
-_MEMORY, _MEMORY_NATS = 0.2, 0.004
+_MEMORY, _MEMORY_NATS = 0.2, 0.007
 # Share of those that rows which are no candidates may cost; their variance tells.
 _UNSEEN = 0.25
 # Largest number of points of the memory, and per point of the model. What the memory loses never
-# comes back, but a smaller tolerance is the cheaper way to predict well: twelve batches of kin8nm
-# (seed 0) took 21 CPU s with a tolerance of 0.15 and 1.6 points per point, and 26 s with 0.2 and
-# two; the negative log densities were 0.199 and 0.218.
-_ALWAYS, _MOST_MEMORY = 512, 1.6
+# comes back, but a smaller tolerance is the cheaper way to predict well: with a tolerance of 0.1,
+# fifteen batches of kin8nm (seed 60) take 32 CPU s with 1.6 points per point, and 21 s with 1.25;
+# the negative log densities are 0.156 and 0.180.
+_ALWAYS, _MOST_MEMORY = 512, 1.25
 # Contenders of the elimination: with a sixth of those of a fit it takes half the time, and the
 # sizes of concrete's tolerances from 0.002 to 0.18 differ by three points of 230 at most. Of few
 # points all are contenders, so that half of them leave in one block.
 _CONTENDERS, _FEW = 32, 128
+# Tolerance from which up to one point in so many leaves with others. This halves the time again; it
+# changes the sizes of concrete's tolerances by one point, but costs up to 0.007 nats per
+# observation on average where functions are rough.
+_LARGE, _LARGE_SHARE = 0.05, 8
 # Nats, per remembered observation and at least in total, that the last iterations must gain.
 _GAIN, _LEAST_GAIN, _WINDOW = 1e-3, 0.05, 3
 # Nats per remembered observation that a step of the hyper-parameters must be expected to gain, by
@@ -169,7 +174,12 @@ def update(
             lowest = reference - goal.nats * statistics.N
     with threads_for(12.0 * statistics.K**3):
         contenders = statistics.K if statistics.K <= _FEW else _CONTENDERS
-        frontier = elimination_frontier(statistics, lowest=lowest, contenders=contenders)
+        frontier = elimination_frontier(
+            statistics,
+            lowest=lowest,
+            contenders=contenders,
+            share=_LARGE_SHARE if tolerance >= _LARGE else SHARE,
+        )
     reference = max(reference, frontier.bounds.max().item())
     M = goal.size(frontier, reference=reference)
     # A fit may have given up all of its tolerance; the memory then has that of the batch.

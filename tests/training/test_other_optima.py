@@ -1,0 +1,54 @@
+"""Fewer points at an optimum of the evidence that is not the best, but within the tolerance."""
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from helpers import oracles
+from helpers.short_fits import smaller_sizes
+from winnowgp import fit
+from winnowgp.data import Dataset
+from winnowgp.models import SparseGP
+from winnowgp.training import FastSchedule, FitResult, Tolerance
+
+pytestmark = pytest.mark.unchecked
+
+N, NOISE = 120, 0.02
+
+
+def rows() -> Dataset:
+    """Return a draw from a GP with a Matérn-1/2 kernel, which is rough."""
+    g = torch.Generator().manual_seed(3)
+    X = 4 * torch.rand(N, 1, generator=g, dtype=torch.float64)
+    K = torch.exp(-(X - X.T).abs() / 2)
+    eps = torch.randn(2, N, generator=g, dtype=torch.float64)
+    return Dataset.of(X, torch.linalg.cholesky(K) @ eps[0] + NOISE**0.5 * eps[1])
+
+
+def fitted(nats: float, *, both: bool = True) -> FitResult[SparseGP]:
+    data = rows()
+    gp = SparseGP(ScaleKernel(MaternKernel(nu=0.5)), data.X[:0], noise=0.1)
+    kernels = (ScaleKernel(RBFKernel()),) if both else ()
+    schedule = FastSchedule(Tolerance(nats), kernels=kernels, inclusion_steps=5, rounds=2)
+    with smaller_sizes(0):
+        return fit(gp, data, schedule=schedule, generator=torch.Generator().manual_seed(0))
+
+
+def test_smooth_optimum_within_the_tolerance_needs_fewer_points() -> None:
+    rough, best, result = fitted(0.2, both=False), fitted(0.01), fitted(0.2)
+    # So many points are not moved: hyper-parameters are those of the best evidence.
+    assert isinstance(best.model.kernel.base_kernel, MaternKernel)
+    with torch.no_grad():
+        K = best.model.kernel(rows().X).to_dense()
+        evidence = oracles.log_normal(rows().Y, K + best.model.noise * torch.eye(N)).item()
+    assert isinstance(result.model.kernel.base_kernel, RBFKernel)
+    assert 0 < result.posterior.M <= 0.75 * rough.posterior.M
+    # The tolerance is that of the best evidence, not of the optimum that was selected.
+    assert result.elbo >= evidence - 0.2 * N
+    assert result.elbo_gap == pytest.approx(evidence - result.elbo, abs=1e-3)
+
+
+def test_optimum_beyond_the_tolerance_is_not_selected() -> None:
+    rough, result = fitted(0.01, both=False), fitted(0.01)
+    assert result.posterior.M == rough.posterior.M
+    assert result.elbo == pytest.approx(rough.elbo, abs=0.1)
