@@ -82,6 +82,8 @@ def pending(arguments: argparse.Namespace, exact_rows: int) -> list[Settings]:
         low, high = arguments.min_rows, arguments.max_rows or inf
         settings = [case for case in settings if low <= case["rows"] <= high]
         settings = settings[: arguments.limit]
+        if arguments.tolerance is not None:
+            settings = [{**case, "tolerance": arguments.tolerance} for case in settings]
         done = {
             key(row["settings"])
             for row in latest_rows(part, arguments.folder)
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, help="fits of at most so many rows")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the result files")
     parser.add_argument("--limit", type=int, help="the first fits of each part only")
+    parser.add_argument("--tolerance", type=float, help="tolerance of the fits; the default one")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no fits after this time")
     parser.add_argument("--exact-rows", type=int, help="largest number of rows of an exact GP")
     parser.add_argument("--again", action="store_true", help="repeat fits that have a row")

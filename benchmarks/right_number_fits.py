@@ -103,7 +103,9 @@ def _reported(model: Any, N: int) -> Row:
 
 
 def default_regressor(settings: Settings, **options: Any) -> SparseGPRegressor:
-    """Return a regressor with its defaults."""
+    """Return a regressor with its defaults, or with the tolerance of the setting."""
+    if "tolerance" in settings:
+        options["tolerance"] = settings["tolerance"]
     return SparseGPRegressor(random_state=settings["seed"], device=settings["device"], **options)
 
 

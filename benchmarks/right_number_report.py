@@ -88,13 +88,24 @@ def _share(rows: Sequence[Row], test: Callable[[Row], bool]) -> str:
 
 
 def _tables(rows: Sequence[Row]) -> str:
-    header = ("table", "device", "N", "fits", "points", "kernel", "limit", "last doubling")
+    header = (
+        "table",
+        "device",
+        "tolerance",
+        "N",
+        "fits",
+        "points",
+        "kernel",
+        "limit",
+        "last doubling",
+    )
     header += ("wall s", "CPU s", "RMSE", "log density", "own units", "exact", "exact, own units")
     header += ("exact − sparse, test", "held-out gap", "ELBO gap", "KL lower", "KL upper")
     lines = [
         (
             name,
             device,
+            tolerance or TOLERANCE,
             _range(group, "N"),
             len(group),
             _range(group),
@@ -114,7 +125,7 @@ def _tables(rows: Sequence[Row]) -> str:
             _mean(group, "kl_lower"),
             _mean(group, "kl_upper"),
         )
-        for (name, device), group in grouped(rows, "name", "device").items()
+        for (name, device, tolerance), group in grouped(rows, "name", "device", "tolerance").items()
     ]
     return markdown(header, lines)
 
