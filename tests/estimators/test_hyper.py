@@ -61,9 +61,12 @@ def test_posterior_is_a_mixture_around_the_fitted_hyperparameters(model) -> None
     noises = [target_noise(member.likelihood) for member in members]
     assert min(noises) < target_noise(model.likelihood_) < max(noises)
     assert model.kernel_ is model.posterior_.mode.kernel
+    few = X[:20]
     with shortest_fits():
         point, mixed = (
-            SparseGPRegressor("rbf", inducing_points=X[::8], random_state=0, hyper=hyper).fit(X, Y)
+            SparseGPRegressor("rbf", inducing_points=few[::5], random_state=0, hyper=hyper).fit(
+                few, Y[:20]
+            )
             for hyper in ("point", "laplace")
         )
     assert isinstance(point.posterior_, Posterior)
@@ -142,6 +145,32 @@ def test_summary_says_how_many_posteriors(table) -> None:
     assert '"hyper_posteriors": 4' in as_json(table.summary, file="")
     assert f'"constant_weight": {weight}' in as_json(table.summary, file="")
     assert len(table.summary["effects"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore::winnowgp.errors.FitWarning")
+def test_outliers_of_more_rows_are_described_by_a_constant() -> None:
+    rng = np.random.default_rng(0)
+    inputs, fresh = rng.uniform(0, 6, (660, 1)), rng.uniform(0, 6, (300, 1))
+    noise, unseen = rng.standard_t(1.5, (2, 660))
+    y, y_fresh = np.sin(inputs[:, 0]), np.sin(fresh[:, 0]) + 0.2 * unseen[:300]
+    with short_fits(sizes=1):
+        gaussian = SparseGPRegressor("rbf", random_state=0).fit(inputs, y + 0.2 * noise.clip(-1, 1))
+        table = fit_table({"a": inputs[:, 0], "y": y + 0.2 * noise}, "y", kernel="rbf", seed=0)
+        point = SparseGPRegressor("rbf", hyper="point", random_state=0).fit(inputs, y + 0.2 * noise)
+    robust = table.estimator
+    assert isinstance(gaussian.posterior_, Posterior)
+    assert isinstance(point.posterior_, Posterior)
+    assert isinstance(robust.posterior_, MixturePosterior)
+    weight = robust.posterior_.constant_weight
+    assert robust.posterior_.S == 2
+    density = robust.log_density(fresh, y_fresh).mean()
+    assert density > point.log_density(fresh, y_fresh).mean() + 0.1
+    size = robust.available_sizes_[0]
+    assert isinstance(size, int)
+    assert isinstance(robust.resized(size).posterior_, MixturePosterior)
+    assert dict(selection_lines(table.summary["choice"]))["outliers"] == (
+        f"predictions average over the model and a constant (weight {weight:.2g})"
+    )
 
 
 def test_other_forms_refuse_a_mixture(model, tmp_path: Path) -> None:

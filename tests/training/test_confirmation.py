@@ -17,6 +17,7 @@ from winnowgp.models import Posterior, SparseGP
 from winnowgp.models.mixture import mixture_moments
 from winnowgp.training import FastSchedule, FitResult, MaxPoints, Tolerance, confirmation, fit
 from winnowgp.training.confirmation import (
+    averaged_gain,
     confirms,
     constant_log_density,
     constant_weight,
@@ -64,6 +65,14 @@ def test_constant_weight_is_the_mean_over_which_rows_the_constant_describes() ->
         total += beta(a, b) * np.exp(others)
         mean += beta(a + 1, b) * np.exp(others)
     assert constant_weight(gain, len(gain)) == pytest.approx(mean / total, rel=1e-6)
+
+
+def test_average_gains_where_a_row_is_predicted_badly() -> None:
+    gain = torch.tensor([1.0, 2.0, -30.0]).double()
+    expected = (0.9 * gain.exp() + 0.1).log()
+    torch.testing.assert_close(averaged_gain(gain, 0.1), expected)
+    assert (averaged_gain(gain, 0.1) - gain).mean() > 9
+    assert (averaged_gain(gain[:2], 0.1) - gain[:2]).mean() < 0
 
 
 def test_constant_weight_rows_held_out_stand_for_all() -> None:

@@ -1,6 +1,7 @@
 """The Laplace approximation of hyper-parameters against dense evidences and quadrature."""
 
 from copy import deepcopy
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -14,11 +15,17 @@ from torch import Tensor
 
 from helpers.oracles import log_normal
 from winnowgp.data import Dataset
-from winnowgp.models import SparseGP
+from winnowgp.models import MixturePosterior, SparseGP
 from winnowgp.models.priors import add_weak_priors, log_prior
-from winnowgp.training import hyperparameter_mixture, laplace
-from winnowgp.training.laplace import LaplaceApproximation, LogDensity, constant_posterior
+from winnowgp.training import FitResult, hyperparameter_mixture, laplace
+from winnowgp.training.laplace import (
+    LaplaceApproximation,
+    LogDensity,
+    constant_posterior,
+    with_constant,
+)
 from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.schedules import SizedModel
 
 G = torch.Generator().manual_seed(0)
 X = torch.randn(15, 2, generator=G).double()
@@ -289,6 +296,36 @@ def test_constant_is_a_member_of_its_weight() -> None:
     expected = (0.8 * plain.log_density(X, Y).exp() + 0.2 * constant.exp()).log()
     torch.testing.assert_close(mixture.log_density(X, Y), expected)
     assert hyperparameter_mixture(model.with_candidates(X[:0]), DATA, constant_weight=0.2).S <= 16
+
+
+def test_average_with_a_constant_of_every_size() -> None:
+    model = optimum(gp(X[::3]))
+    smaller = model.with_candidates(X[::6])
+    sized = SizedModel(smaller.posterior(DATA), elbo=0.0, log_density=0.0)
+    fitted = FitResult(
+        model=model,
+        posterior=model.posterior(DATA),
+        selections=(),
+        candidates=(),
+        elbo=0.0,
+        elbo_gap=0.0,
+        sized=(sized,),
+        constant_weight=0.2,
+    )
+    constant = constant_posterior(model, DATA).log_density(X, Y).exp()
+    result = with_constant(fitted, DATA)
+    for own, mixed in (
+        (fitted.posterior, result.posterior),
+        (sized.posterior, result.sized[0].posterior),
+    ):
+        assert isinstance(mixed, MixturePosterior)
+        assert mixed.mode is own
+        assert mixed.constant_weight == pytest.approx(0.2)
+        expected = (0.8 * own.log_density(X, Y).exp() + 0.2 * constant).log()
+        torch.testing.assert_close(mixed.log_density(X, Y), expected)
+    none = model.with_candidates(X[:0])
+    fitted = replace(fitted, model=none, posterior=none.posterior(DATA), sized=())
+    assert with_constant(fitted, DATA).posterior is fitted.posterior
 
 
 @pytest.mark.parametrize("points", [8, 4])

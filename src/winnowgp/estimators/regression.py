@@ -26,7 +26,13 @@ from winnowgp.estimators.heteroscedastic import (
     check_varying_noise,
     with_log_noise,
 )
-from winnowgp.estimators.selection import HYPER, check_hyper, check_hyper_rows, gaussian_posterior
+from winnowgp.estimators.selection import (
+    HYPER,
+    OUTLIER_GAIN,
+    check_hyper,
+    check_hyper_rows,
+    gaussian_posterior,
+)
 from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
 from winnowgp.models import MixturePosterior, Posterior, PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
@@ -39,7 +45,11 @@ from winnowgp.training import FitResult
 from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.confirmation import FEW_ROWS
 from winnowgp.training.initialization import best_level
-from winnowgp.training.laplace import MOST_ROWS, with_uncertain_hyperparameters
+from winnowgp.training.laplace import (
+    MOST_ROWS,
+    with_constant,
+    with_uncertain_hyperparameters,
+)
 from winnowgp.training.schedules import SizedModel
 
 
@@ -75,8 +85,10 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
             cost less. The fit takes little longer; predictions take 16 times as long, and files
             are as much larger. Attributes such as `kernel_`, `noise_` and `elbo_` are those of the
             most probable hyper-parameters. "auto" averages over them with up to 500 rows, where it
-            is possible and `max_points` does not ask for cheap predictions; what needs a Gaussian
-            posterior (`partial_fit`, BoTorch, GPyTorch) then goes on with that of the most probable
+            is possible and `max_points` does not ask for cheap predictions. With 501 to 2,000 rows
+            it averages the most probable ones with a constant if held-out rows gain more than 0.01
+            nats by it, which is so where there are outliers. What needs a Gaussian posterior
+            (`partial_fit`, BoTorch, GPyTorch) goes on with that of the most probable
             hyper-parameters.
         log_target: whether the model is a Gaussian process of log y, for positive targets whose
             spread grows with their level. Predictions are exact log-normal distributions of y:
@@ -263,12 +275,15 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         generator: torch.Generator,
         log: CheckpointLog,
     ) -> FitResult[Any]:
-        if params.hyper != "laplace":
+        outliers = params.robust and result.constant_gain > OUTLIER_GAIN
+        if params.hyper != "laplace" and not outliers:
             return result
         # Few rows: all processes have all of them.
         own = [rows.to(torch.device("cpu")) for rows in data.chunks(MOST_ROWS)]
         parts = data.process_group.all_gather(own)
         rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
+        if outliers:
+            return with_constant(result, rows)
         return with_uncertain_hyperparameters(result, rows, generator=generator)
 
     def _collapsed(self, params: validation.Parameters) -> bool:

@@ -48,6 +48,9 @@ HYPER = ("auto", "point", "laplace")
 FEW_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""
 
+OUTLIER_GAIN = 0.01
+"""Nats per held-out row that an average with a constant must gain with more than few rows."""
+
 # Rows below which a constant is the model to expect, and from which a model with nearly as many
 # inducing points is worth a warning.
 _TOO_FEW_ROWS, _MANY_ROWS = 10, 50
@@ -151,8 +154,10 @@ def check_hyper(params: Parameters, likelihood: Any) -> None:
 def check_hyper_rows(params: Parameters, data: Source) -> None:
     """Raise an `InputError` if `hyper="laplace"` is not for so many rows.
 
-    "auto" becomes "laplace" with few rows and "point" with many.
+    "auto" becomes "laplace" with few rows and "point" with many. With some more than few, outliers
+    may ask for an average with a constant (`robust`).
     """
+    params.robust = params.hyper == "auto" and FEW_ROWS < data.N <= MOST_ROWS
     if params.hyper == "point":
         return
     if params.hyper == "auto":

@@ -336,10 +336,14 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if choice["kernel"] is not None:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     if "hyper_posteriors" in choice:
-        members = counted(choice["hyper_posteriors"], "posterior")
+        S, constant = choice["hyper_posteriors"], ""
         if "constant_weight" in choice:
-            members += f" and a constant (weight {choice['constant_weight']:.2g})"
-        lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
+            constant = f" and a constant (weight {choice['constant_weight']:.2g})"
+        if S == 1 and constant:
+            lines.append(("outliers", f"predictions average over the model{constant}"))
+        else:
+            members = counted(S, "posterior") + constant
+            lines.append(("hyper-parameters", f"uncertain: predictions average over {members}"))
     if "subset_posterior" in choice:
         lines.append(("subsets", subset_sentence(choice["subset_posterior"])))
     lines.append(("ELBO gap", f"{choice['elbo_gap']:.4f} nats per observation"))

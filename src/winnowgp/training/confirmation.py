@@ -132,11 +132,7 @@ def confirmed_optima(
         certain = _is_certain(optimum, data)
         if confirms(gain, data.N, data.P, certain=certain, averaged=averaged):
             others = (*initial.optima[:index], *initial.optima[index + 1 :])
-            return replace(
-                initial,
-                optima=(optimum, *others),
-                constant_weight=constant_weight(gain, data.N, data.P),
-            )
+            return _weighed(replace(initial, optima=(optimum, *others)), gain, data)
     return _with_common_lengthscale(steps, initial, data)
 
 
@@ -167,9 +163,7 @@ def _with_common_lengthscale(
         return None
     best = initial.optima[0]
     optimum = Optimum(model, evidence, best.observations, best.kernel)
-    return replace(
-        initial, optima=(optimum,), constant_weight=constant_weight(gain, data.N, data.P)
-    )
+    return _weighed(replace(initial, optima=(optimum,)), gain, data)
 
 
 def _clearly_better(
@@ -184,7 +178,7 @@ def _clearly_better(
     gap = PredictiveGap.of(gain, torch.zeros_like(gain))
     if gap.nats <= _CLEAR * gap.standard_error:
         return None
-    return replace(initial, constant_weight=constant_weight(gain, data.N, data.P))
+    return _weighed(initial, gain, data)
 
 
 def _robust(
@@ -212,13 +206,11 @@ def _robust(
     n = min(len(own), len(gain))  # Fewer folds of one of them if the time is over.
     advantage = PredictiveGap.of(own[:n], gain[:n])
     if confirms(own, data.N) and advantage.nats > 2 * advantage.standard_error:
-        return replace(initial, constant_weight=constant_weight(own, data.N, data.P))
+        return _weighed(initial, own, data)
     if not confirms(gain, data.N, data.P, averaged=averaged):
         return None
     optimum = Optimum(model, evidence, best.observations, ranked.optima[0].kernel)
-    return replace(
-        ranked, optima=(optimum,), held=held, constant_weight=constant_weight(gain, data.N, data.P)
-    )
+    return _weighed(replace(ranked, optima=(optimum,), held=held), gain, data)
 
 
 def _holding(model: Model, names: Iterable[str]) -> Model:
@@ -242,8 +234,7 @@ def confirms(
             predicted badly do not outweigh all others then.
     """
     if averaged:
-        w = constant_weight(gain, N, P)
-        average = torch.logaddexp(gain + log1p(-w), torch.full_like(gain, log(w)))
+        average = averaged_gain(gain, constant_weight(gain, N, P))
         gap = PredictiveGap.of(average, torch.zeros_like(average))
         if gap.nats > _CLEAR * gap.standard_error:
             return True
@@ -254,6 +245,25 @@ def confirms(
         others = gain.sort().values[1:]
         gap = PredictiveGap.of(others, torch.zeros_like(others))
     return gap.nats >= _CONFIDENT * gap.standard_error
+
+
+def _weighed(
+    initial: Initialization[Model], gain: Float[Tensor, " n"], data: Dataset
+) -> Initialization[Model]:
+    """Return the optima with the weight of a constant that the gains on held-out rows give it."""
+    w = constant_weight(gain, data.N, data.P)
+    pays = (averaged_gain(gain, w) - gain).mean().item()
+    return replace(initial, constant_weight=w, constant_gain=pays)
+
+
+def averaged_gain(gain: Float[Tensor, " n"], weight: float) -> Float[Tensor, " n"]:
+    """Return the gains over a constant of the average of a model with it.
+
+    Args:
+        gain: gains of the model, in nats.
+        weight: weight of the constant.
+    """
+    return torch.logaddexp(gain + log1p(-weight), torch.full_like(gain, log(weight)))
 
 
 def constant_weight(gain: Float[Tensor, " n"], N: int, P: int = 1) -> float:

@@ -143,6 +143,7 @@ def fit_sparse(
         sized=sized,
         predictive_gap=gap,
         constant_weight=initial.constant_weight,
+        constant_gain=initial.constant_gain,
     )
 
 

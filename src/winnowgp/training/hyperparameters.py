@@ -90,6 +90,8 @@ class Initialization(Generic[Model]):
     """Names of kernel parameters that stay as they are during the fit, and are free after it."""
     constant_weight: float = 0.0
     """Expected share of observations that a constant describes and not the best optimum."""
+    constant_gain: float = 0.0
+    """Nats per held-out row that the average with a constant of this weight gains."""
 
     @property
     def best(self) -> Model:

@@ -10,6 +10,7 @@ Coordinates are those of L-BFGS: logarithms of positive parameters, of which exp
 as the density.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, isfinite, log
 from typing import final
@@ -139,18 +140,51 @@ def with_uncertain_hyperparameters(
 ) -> FitResult[SparseGP]:
     """Return the result of a fit with mixtures of posteriors, also of its smaller models."""
 
-    def mixture(model: SparseGP) -> MixturePosterior:
-        weight = result.constant_weight
+    def mixture(posterior: Posterior) -> MixturePosterior:
+        model, weight = _model_of(result, posterior), result.constant_weight
         return hyperparameter_mixture(model, data, constant_weight=weight, generator=generator)
 
+    return _with_posteriors(result, mixture)
+
+
+@torch.no_grad()
+def with_constant(result: FitResult[SparseGP], data: Dataset) -> FitResult[SparseGP]:
+    """Return the result of a fit whose predictions, also of its smaller models, are averages.
+
+    The posterior is averaged with a constant, with the weight that held-out rows gave it.
+    """
+
+    def average(posterior: Posterior) -> Posterior | MixturePosterior:
+        if not posterior.M:
+            return posterior
+        w = result.constant_weight
+        constant = constant_posterior(_model_of(result, posterior), data)
+        weights = posterior.Z.new_tensor([1 - w, w])
+        return MixturePosterior([posterior, constant], mode=posterior, member_weights=weights)
+
+    return _with_posteriors(result, average)
+
+
+def _with_posteriors(
+    result: FitResult[SparseGP], change: Callable[[Posterior], Posterior | MixturePosterior]
+) -> FitResult[SparseGP]:
+    """Return the result with the posteriors of all sizes changed."""
     sized = []
     for other in result.sized:
         assert isinstance(other.posterior, Posterior)
-        model = result.model.with_candidates(other.posterior.Z)
-        for name in ("kernel", "mean", "likelihood"):
-            getattr(model, name).load_state_dict(getattr(other.posterior, name).state_dict())
-        sized.append(replace(other, posterior=mixture(model)))
-    return replace(result, posterior=mixture(result.model), sized=tuple(sized))
+        sized.append(replace(other, posterior=change(other.posterior)))
+    assert isinstance(result.posterior, Posterior)
+    return replace(result, posterior=change(result.posterior), sized=tuple(sized))
+
+
+def _model_of(result: FitResult[SparseGP], posterior: Posterior) -> SparseGP:
+    """Return the model that has a posterior of the fit, of any size."""
+    if posterior is result.posterior:
+        return result.model
+    model = result.model.with_candidates(posterior.Z)
+    for name in ("kernel", "mean", "likelihood"):
+        getattr(model, name).load_state_dict(getattr(posterior, name).state_dict())
+    return model
 
 
 def _weighted_draws(density: "LogDensity", *, seed: int) -> list[Float[Tensor, " p"]]:

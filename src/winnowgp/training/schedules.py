@@ -223,6 +223,9 @@ class FitResult(Generic[Trained]):
     constant_weight: float = 0.0
     """Expected share of observations that a constant describes and not the model, by the held-out
     rows of a fit to few rows; zero if none were held out."""
+    constant_gain: float = 0.0
+    """Nats per held-out row that the average with a constant of this weight gains over the model;
+    positive if outliers cost more than the constant does elsewhere."""
 
     @property
     def selection(self) -> Selection:
