@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from scipy.stats import norm
 from torch import Tensor
@@ -17,10 +17,11 @@ from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import NoInducingPointsWarning
 from winnowgp.estimators import deep, deep_shallow
-from winnowgp.models import DeepGP, DeepLayer, DeepPosterior
+from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, SparseGP
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.kernels import covariance
+from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import Progress
 
 pytestmark = pytest.mark.usefixtures("quickly")
@@ -144,10 +145,14 @@ def test_comparison_of_a_lower_elbo_holds_no_rows_out(fitted: DeepGPRegressor) -
 
 
 def compared(
-    monkeypatch: pytest.MonkeyPatch, gain: float, **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    gain: float,
+    *,
+    error: float = 0.1,
+    sample_weight: np.ndarray | None = None,
 ) -> tuple[DeepGPRegressor, list[Dataset]]:
     """Return a fit whose ELBO is far above that of the shallow GP, and whose log density of
-    held-out rows is higher by a mean gain with a standard error of 0.1; and its parts of rows."""
+    held-out rows is higher by a mean gain with a standard error; and its parts of rows."""
     parts: list[Dataset] = []
     monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
 
@@ -157,12 +162,12 @@ def compared(
 
     def densities(_: Any, test: Dataset) -> Tensor:
         spread = torch.linspace(-1, 1, test.N)
-        return -gain + 0.1 * test.N**0.5 * spread / spread.std()
+        return -gain + error * test.N**0.5 * spread / spread.std()
 
     monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
     monkeypatch.setattr(deep_shallow, "log_densities", densities)
     with short_shallow_starts():
-        return shortly(n_candidates=8, **options).fit(*rows()), parts
+        return shortly(n_candidates=8).fit(*rows(), sample_weight=sample_weight), parts
 
 
 def test_deep_gp_of_a_clearly_higher_held_out_density_is_selected(
@@ -198,6 +203,72 @@ def test_deep_gp_of_a_higher_elbo_alone_is_not_selected(
     assert best.sizes != model.n_inducing_
     assert best.elbo_gap == pytest.approx(0.0, abs=1e-9)
     assert model.elbo_gap_ == pytest.approx((best.elbo - model.elbo_) / 70)
+
+
+def test_gain_of_less_than_a_thousandth_is_not_enough_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All held-out rows of a constant target have the same gain."""
+    for gain, selected in ((9e-4, "shallow"), (2e-3, "deep")):
+        model, _ = compared(monkeypatch, gain, error=0.0)
+        found = model.comparison_
+        assert found is not None
+        assert found.selected == selected
+        assert found.density_gain == pytest.approx(gain, rel=1e-3)
+        assert found.density_gain_error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_comparison_counts_held_out_rows_by_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(0).uniform(0.5, 4.0, size=70)
+    model, (_, test) = compared(monkeypatch, 0.3, sample_weight=weights)
+    found = model.comparison_
+    assert found is not None
+    spread = torch.linspace(-1, 1, 14)
+    gains, w = (0.3 - 0.1 * 14**0.5 * spread / spread.std()).numpy(), test.counts.numpy()
+    mean = np.average(gains, weights=w)
+    error = (14 / 13 * (w**2 * (gains - mean) ** 2).sum()) ** 0.5 / w.sum()
+    assert (found.density_gain, found.density_gain_error) == pytest.approx((mean, error), rel=1e-4)
+    assert abs(mean - gains.mean()) > 0.01
+
+
+def shallow_of(data: Dataset) -> SparseGP:
+    """Return a shallow GP with weak priors, of a fifth of the rows as inducing points."""
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = SparseGP(kernel, data.X[::5], noise=0.1)
+    add_weak_priors(model)
+    return model
+
+
+def noisy(N: int, weight: float | None = None, seed: int = 0) -> Dataset:
+    g = torch.Generator().manual_seed(seed)
+    X = 4 * torch.rand(N, 2, dtype=torch.float64, generator=g) - 2
+    y = torch.sin(2 * X[:, :1]) + 0.3 * torch.randn(N, 1, dtype=torch.float64, generator=g)
+    weights = None if weight is None else torch.full((N,), weight, dtype=torch.float64)
+    return Dataset.of(X, y, weights=weights)
+
+
+def test_refitted_shallow_gp_of_large_weights_has_the_noise_of_unit_weights() -> None:
+    """The exact evidence of rows that count ten times each has no maximum in the noise."""
+    plain, heavy = noisy(60), noisy(60, 10.0)
+    noise = deep_shallow._refitted(shallow_of(plain), plain).noise.item()
+    assert 0.03 < noise < 0.3
+    refitted = deep_shallow._refitted(shallow_of(heavy), heavy)
+    assert refitted.noise.item() == pytest.approx(noise, rel=1e-6)
+
+
+def test_refitted_shallow_gp_keeps_priors_and_inducing_points() -> None:
+    data = noisy(30)
+    model = shallow_of(data)
+    refitted = deep_shallow._refitted(model, data)
+    assert torch.equal(refitted.candidates, model.candidates)
+    names = {
+        name for part in (refitted.kernel, refitted.likelihood) for name, *_ in part.named_priors()
+    }
+    assert {each.rpartition(".")[2] for each in names} == {
+        "lengthscale_prior",
+        "outputscale_prior",
+        "noise_prior",
+    }
 
 
 def test_comparison_trains_a_deep_gp_that_has_not_seen_the_held_out_targets(

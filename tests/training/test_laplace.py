@@ -344,3 +344,18 @@ def test_density_is_that_of_the_evidence_where_the_bound_is_close(points: int) -
     assert bound < exact - 0.1
     expected = exact if points == 8 else bound
     assert density(other) - density(x) == pytest.approx(expected, abs=1e-4)
+
+
+def test_density_of_weights_above_one_is_that_of_the_bound() -> None:
+    """The exact evidence of rows that count ten times each has no maximum in the noise."""
+    data = Dataset.of(X, Y, weights=torch.full((len(X),), 10.0).double())
+    model: Any = gp(X[:8])
+    other: Any = gp(X[:8])
+    other.likelihood.noise = 0.05
+    gap = model.evidence(data, max_rows=15).lower - model.fixed_bound(data)
+    assert 0 < gap <= laplace._CLOSE * data.observations
+    density = LogDensity(model, data)
+    x = density.fitted.clone()
+    x[3] = log(0.05 - 1e-6)
+    nats = [m.fixed_bound(data) + log_prior(m).item() for m in (model, other)]
+    assert density(x) - density(density.fitted) == pytest.approx(nats[1] - nats[0], abs=1e-3)

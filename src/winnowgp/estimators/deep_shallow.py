@@ -31,7 +31,7 @@ from winnowgp.training.depth import (
     log_densities,
 )
 from winnowgp.training.fast_deep import grow_candidates
-from winnowgp.training.initialization import noise_of, set_noise
+from winnowgp.training.initialization import noise_of, set_noise, with_unit_weights
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import SizedDeepModel, draw_seed, training_context
 from winnowgp.training.scoring import optimise_evidence
@@ -44,6 +44,8 @@ _MOST_ROWS = 2000
 _VARIANCE = 1e-8
 # Share of the rows that are held out, and factor that the learning rate decreases to meanwhile.
 _SHARE, _COOLING = 0.2, 0.03
+# Least gain of a deep GP, in nats per observation: that of a constant target has no standard error.
+_LEAST_GAIN = 1e-3
 
 
 def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool:
@@ -78,7 +80,9 @@ class ShallowComparison:
 
     selected: Literal["deep", "shallow"]
     """Which of them is the result: the deep one if its ELBO is higher, and its log density of
-    held-out rows is higher by more than the standard error."""
+    held-out rows is higher by more than the standard error and 0.001 nats per observation. With
+    fewer than 20 rows none are held out, and the shallow one is the result in any case: its ELBO
+    can then be below that of the deep one by more than the tolerance, see `elbo_gain`."""
     elbo_gain: float
     """Difference of the ELBOs, in nats per observation."""
     density_gain: float | None
@@ -171,8 +175,9 @@ def _compared(
             context=context,
         )
     alternative = _refitted(shallow, train).posterior(train)
-    gain, error = density_gain(nats, log_densities(alternative, test))
-    return ShallowComparison("deep" if gain > error else "shallow", elbo_gain, gain, error)
+    gain, error = density_gain(nats, log_densities(alternative, test), weights=test.weights)
+    selected = "deep" if gain > max(error, _LEAST_GAIN) else "shallow"
+    return ShallowComparison(selected, elbo_gain, gain, error)
 
 
 def _refitted(shallow: SparseGP, train: Dataset) -> SparseGP:
@@ -184,10 +189,12 @@ def _refitted(shallow: SparseGP, train: Dataset) -> SparseGP:
     """
     if shallow.K == 0:
         return shallow
-    model = SparseGP(shallow.kernel, train.X[:0], noise=shallow.noise.item())
-    stop = Stop(gain=1e-3 * train.observations, window=10, iterations=60)
-    optimise_evidence(model, train, stop, NO_CHECKPOINT_LOG)
-    return SparseGP(model.kernel, shallow.candidates.detach(), noise=model.noise.item())
+    # Priors are kept: the evidence of few rows alone can take noise for a function.
+    model = shallow.with_candidates(train.X[:0])
+    rows = with_unit_weights(model, train)
+    stop = Stop(gain=1e-3 * rows.observations, window=10, iterations=60)
+    optimise_evidence(model, rows, stop, NO_CHECKPOINT_LOG)
+    return model.with_candidates(shallow.candidates.detach())
 
 
 def _start_of(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import final
 
 import torch
@@ -17,6 +17,7 @@ from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.training.adam import Minibatches
 from winnowgp.training.callbacks import Callbacks
 from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.layer_training import LayerTraining, train_layerwise
 from winnowgp.training.schedules import TrainingContext, training_context
 
@@ -88,8 +89,11 @@ def select_depth(
                 phase="depth",
                 context=context,
             )
-            gain, error = (0.0, 0.0) if best_nats is None else density_gain(nats, best_nats)
-            scores.append(DepthScore(len(start.layers), elbo, nats.mean().item(), gain, error))
+            gain, error = 0.0, 0.0
+            if best_nats is not None:
+                gain, error = density_gain(nats, best_nats, weights=test.weights)
+            density = (test.counts @ nats / test.counts.sum()).item()
+            scores.append(DepthScore(len(start.layers), elbo, density, gain, error))
             if best_nats is None or gain > error:
                 best, best_nats = number, nats
     return best, tuple(scores)
@@ -137,12 +141,23 @@ def held_out_scores(
     return elbo if isfinite(elbo) else -inf, group.broadcast(nats)[0]
 
 
-def density_gain(nats: Float[Tensor, " N"], other: Float[Tensor, " N"]) -> tuple[float, float]:
-    """Return the mean difference and its standard error; a model that failed loses to any other."""
+def density_gain(
+    nats: Float[Tensor, " N"],
+    other: Float[Tensor, " N"],
+    *,
+    weights: Float[Tensor, " N"] | None = None,
+) -> tuple[float, float]:
+    """Return the mean difference and its standard error; a model that failed loses to any other.
+
+    Args:
+        nats: log density of each held-out row.
+        other: that of another model.
+        weights: weights of the rows, one by default; see `PredictiveGap`.
+    """
     if not bool(torch.isfinite(nats).all() & torch.isfinite(other).all()):
         return (inf if bool(torch.isfinite(nats).all()) else -inf), 0.0
-    difference = nats - other
-    return difference.mean().item(), difference.std().item() / sqrt(len(nats))
+    gap = PredictiveGap.of(nats, other, weights=weights)
+    return gap.nats, gap.standard_error
 
 
 @torch.no_grad()

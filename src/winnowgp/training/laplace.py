@@ -32,6 +32,7 @@ from winnowgp.models import (
 from winnowgp.models.kernels import copy_module
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.models.priors import log_prior
+from winnowgp.training.initialization import with_unit_weights
 from winnowgp.training.lbfgs import Coordinates
 from winnowgp.training.schedules import FitResult, draw_seed
 
@@ -265,8 +266,11 @@ class LogDensity:
 
 
 def _is_close(model: SparseGP, data: Dataset) -> bool:
-    """Return whether the ELBO of a model is close to the exact evidence of few rows."""
-    if not model.K or data.N > _EXACT_ROWS:
+    """Return whether the ELBO of a model is close to the exact evidence of few rows.
+
+    Weights above one on average are refused: the exact evidence then has no maximum in σ².
+    """
+    if not model.K or data.N > _EXACT_ROWS or with_unit_weights(model, data) is not data:
         return False
     evidence = model.evidence(data, max_rows=_EXACT_ROWS).lower
     return evidence - model.fixed_bound(data) <= _CLOSE * data.observations
