@@ -25,7 +25,7 @@ def short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(deep._STEPS, "fast", (5, 30, 15))
         patch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
-        patch.setattr(deep_shallow, "density_gain", lambda *_: (0.2, 0.1))
+        patch.setattr(deep_shallow, "density_gain", lambda *_, **__: (0.2, 0.1))
         yield
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 
 from helpers.short_fits import shortest_fits
@@ -15,6 +16,7 @@ from winnowgp.data import Dataset
 from winnowgp.estimators import stream_records
 from winnowgp.estimators.stream_records import FirstRows
 from winnowgp.models import SparseGP, VariationalGP
+from winnowgp.training import hyperparameters
 
 # Shapes are checked by the tests of `models.online` and of fits.
 pytestmark = pytest.mark.unchecked
@@ -57,6 +59,25 @@ def test_partial_fit_few_rows_has_the_bound_of_all_of_them(regressor: SparseGPRe
     first = kept(model)
     assert first is not None
     torch.testing.assert_close(first.rows.X, data.X)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_partial_fit_first_call_starts_from_a_given_kernel(
+    given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = ScaleKernel(RBFKernel()).initialize(**{"base_kernel.lengthscale": 0.123})
+    starts, maximise = [], hyperparameters.optimise_evidence
+
+    def recorded(model: Any, *arguments: Any) -> Any:
+        starts.append(model.kernel.base_kernel.lengthscale.item())
+        return maximise(model, *arguments)
+
+    monkeypatch.setattr(hyperparameters, "optimise_evidence", recorded)
+    SparseGPRegressor(kernel if given else "rbf", random_state=0).partial_fit(*batch(0))
+    # Further runs continue from an optimum.
+    own = [0.123] if given else []
+    assert starts[: 2 + given] == pytest.approx([1.0, 0.1, *own])
+    assert (pytest.approx(0.123) in starts) == given
 
 
 def test_partial_fit_many_rows_keeps_none_of_them(

@@ -24,6 +24,8 @@ from winnowgp.training import (
     MaxPoints,
     Progress,
     Tolerance,
+    fast_sparse,
+    fast_steps,
 )
 from winnowgp.training.callbacks import SMALLER_MODEL
 from winnowgp.training.fast_steps import FastSteps
@@ -113,6 +115,29 @@ def test_fast_fit_whose_time_is_over_leaves_out_what_is_only_reported() -> None:
     # The steps that have to be taken are, if shortened: it is a model, not a constant.
     assert fitted.elbo == pytest.approx(fitted.model.fixed_bound(rows))
     assert fitted.posterior.M > 0
+
+
+def test_fast_fit_without_report_searches_and_learns_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, starts, steps = data(every=4), [], []
+    search, learn = fast_steps.maximise_evidence, fast_sparse.learn_inclusion
+
+    def searched(*arguments: Any, **settings: Any) -> Any:
+        starts.append(settings["max_starts"])
+        return search(*arguments, **settings)
+
+    def learnt(*arguments: Any, **settings: Any) -> Any:
+        steps.append(settings["max_steps"])
+        return learn(*arguments, **settings)
+
+    monkeypatch.setattr(fast_steps, "maximise_evidence", searched)
+    monkeypatch.setattr(fast_sparse, "learn_inclusion", learnt)
+    with short_fits():
+        for schedule in (fast(reported=False), fast(reported=False, max_starts=2)):
+            fit(model(rows), rows, schedule=schedule, generator=seeded())
+    assert starts == [None, 2]
+    assert steps == [60, 60]
 
 
 class Noted(Goal):
@@ -391,6 +416,11 @@ def test_fast_invalid_settings_raise(bad: dict[str, Any]) -> None:
         InputError, match=r"`n_candidates`, `rounds` and `iterations` must be at least 1; got"
     ):
         FastSchedule(**bad)
+
+
+def test_fast_fewer_than_two_starts_raise() -> None:
+    with pytest.raises(InputError, match="`max_starts` must be at least 2, or None for all; got 1"):
+        FastSchedule(max_starts=1)
 
 
 def test_fit_fixed_alpha_optimises_points_of_a_pool_that_is_too_small() -> None:

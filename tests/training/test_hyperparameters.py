@@ -1,5 +1,6 @@
 """Hyper-parameters and kernel from the exact evidence: the best of many starts."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, isfinite
 from typing import Any
@@ -292,7 +293,7 @@ def test_evidence_of_all_rows_reaches_its_maximum(lengthscale: float, noise: flo
 
 
 @pytest.mark.parametrize("N", [50, 300])
-def test_evidence_few_starts_of_few_rows_find_the_better_mode(
+def test_evidence_two_starts_of_few_rows_find_the_better_mode(
     N: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, runs, maximise = data(N), [], hyperparameters.optimise_evidence
@@ -303,14 +304,14 @@ def test_evidence_few_starts_of_few_rows_find_the_better_mode(
 
     monkeypatch.setattr(hyperparameters, "optimise_evidence", counted)
     noises, counts = [], []
-    for few in (True, False):
+    for most in (2, None):
         runs.clear()
         found = maximise_evidence(
             [smooth_start(rows)],
             rows,
             order=torch.arange(N),
             rows=N,
-            few_starts=few,
+            max_starts=most,
             budget=Budget(rows.X.device),
         )
         noises.append(found.best.noise.item())
@@ -319,6 +320,27 @@ def test_evidence_few_starts_of_few_rows_find_the_better_mode(
     # The search of more than 250 rows is complete.
     assert counts[0] == 2 < counts[1] if N == 50 else counts[0] == counts[1]
     assert (noises[0] == noises[1]) == (N == 300)
+
+
+def test_evidence_third_start_is_the_model_as_given() -> None:
+    # The shortest lengthscale of the other starts is one standard deviation, with five columns.
+    rows = data(120, D=5)
+    rows = replace(rows, Y=torch.sin(30 * rows.X[:, :1]))
+    given = ScaleKernel(RBFKernel(ard_num_dims=5))
+    given.initialize(**{"base_kernel.lengthscale": torch.tensor([0.05, 3.0, 3.0, 3.0, 3.0])})
+    two, three = (
+        maximise_evidence(
+            [model(rows, given, noise=0.01)],
+            rows,
+            order=torch.arange(rows.N),
+            rows=rows.N,
+            max_starts=most,
+            budget=Budget(rows.X.device),
+        )
+        for most in (2, 3)
+    )
+    assert two.best.noise.item() > 1e-3
+    assert three.best.noise.item() < 1e-4
 
 
 def test_evidence_distinct_optima_are_kept_best_first() -> None:

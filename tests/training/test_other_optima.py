@@ -10,6 +10,12 @@ from winnowgp import fit
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, FitResult, Tolerance
+from winnowgp.training.budget import Budget
+from winnowgp.training.fast_steps import FastSteps
+from winnowgp.training.hyperparameters import Initialization
+from winnowgp.training.optima import Optimum
+from winnowgp.training.other_optima import Choice, with_other_optimum
+from winnowgp.training.schedules import TrainingContext
 
 pytestmark = pytest.mark.unchecked
 
@@ -52,3 +58,37 @@ def test_optimum_beyond_the_tolerance_is_not_selected() -> None:
     rough, result = fitted(0.01, both=False), fitted(0.01)
     assert result.posterior.M == rough.posterior.M
     assert result.elbo == pytest.approx(rough.elbo, abs=0.1)
+
+
+def test_optimum_of_large_weights_has_the_noise_of_unit_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exact evidence of rows that count ten times each has no maximum in the noise."""
+    noises: list[float] = []
+    fresh = FastSteps.with_fresh
+
+    def spied(self: FastSteps, model: SparseGP, count: int) -> SparseGP:
+        noises.append(model.noise.item())
+        return fresh(self, model, count)
+
+    monkeypatch.setattr(FastSteps, "with_fresh", spied)
+    g = torch.Generator().manual_seed(0)
+    X = 6 * torch.rand(60, 1, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * X) + 0.3 * torch.randn(60, 1, generator=g, dtype=torch.float64)
+    for weight in (1.0, 10.0):
+        data = Dataset.of(X, y, weights=torch.full((60,), weight, dtype=torch.float64))
+        gp = SparseGP(ScaleKernel(RBFKernel()), X[:0], noise=0.1)
+        budget = Budget(X.device)
+        steps = FastSteps(gp, data, rows=60, context=TrainingContext(g), budget=budget)
+        optima = (
+            Optimum(gp, -40.0, 60, 0, converged=True),
+            Optimum(gp.with_candidates(X[:0]), -40.0, 60, 0),
+        )
+        steps.initialization = Initialization(optima, 60, True, (-40.0 / 60,))
+        chosen = Choice(
+            gp.with_candidates(X[::3]), -40.0 * weight, None, exact=True, goal=Tolerance(0.1)
+        )
+        with_other_optimum(steps, chosen)
+    unit, heavy = noises
+    assert 0.05 < unit < 0.15
+    assert heavy == pytest.approx(unit, rel=1e-6)

@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, nan
 from typing import Any, ClassVar, Self
@@ -360,7 +360,7 @@ class SparseEstimator(BaseGP, ABC):
         log: CheckpointLog,
     ) -> training.Schedule:
         if params.schedule == "fast":
-            return training.FastSchedule(
+            schedule = training.FastSchedule(
                 selection_goal(model, data, params, log),
                 n_candidates=params.n_candidates,
                 kernels=tuple(self._kernel(name, params, data.D) for name in params.other_kernels),
@@ -371,6 +371,11 @@ class SparseEstimator(BaseGP, ABC):
                 reported=params.reported,
                 averaged=params.averaged,
             )
+            if not params.streamed:
+                return schedule
+            # A kernel object has hyper-parameters that the user may have set: they are a start.
+            starts = 3 if isinstance(self.kernel, Kernel) else 2
+            return replace(schedule, max_starts=starts, inclusion_steps=1)
         pre, joint, post = params.epochs or PAPER_STEPS
         prior = SquaredCardinality(len(model.candidates), params.alpha)
         return training.PaperSchedule(

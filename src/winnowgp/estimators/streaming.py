@@ -185,7 +185,7 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _validate_stream(self) -> Parameters:
         """Return the parameters of `partial_fit`; raise an error for those that only `fit` has."""
         params = self._validate()
-        params.reported = False
+        params.reported, params.streamed = False, True
         if params.criterion != "elbo":
             raise InputError(
                 "`criterion` must be 'elbo' to learn from further batches; got "

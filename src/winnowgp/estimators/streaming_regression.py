@@ -42,7 +42,8 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
 
         The first call is `fit` at the most probable hyper-parameters, without the models, inclusion
         probabilities and densities that are only reported, and from two starts if it has at most
-        250 rows; it fixes the kernel and the scaling of inputs and targets.
+        250 rows, or three with the hyper-parameters of a kernel object; it fixes the kernel and the
+        scaling of inputs and targets.
         The estimator may also have been fitted or loaded. Later calls update the hyper-parameters,
         add rows of the batch to the inducing points, and drop those that are no longer needed, so
         that all selections together give up at most `tolerance` nats per observation. After an

@@ -71,6 +71,8 @@ class Parameters(SimpleNamespace):
     """Whether hyper-parameters have priors that few rows need."""
     reported: bool = True
     """Whether smaller models and held-out densities are computed for the report."""
+    streamed: bool = False
+    """Whether further batches follow, which continue the search for hyper-parameters."""
     averaged: bool = False
     """Whether predictions are averaged over hyper-parameters and a constant."""
     earlier: Any = None

@@ -87,6 +87,10 @@ class FastSchedule(Schedule):
     reported: bool = True
     """Whether models with fewer points and held-out densities are computed for the report, of a
     `SparseGP` or `VariationalGP`."""
+    max_starts: int | None = None
+    """Largest number of starts, of at least two, for hyper-parameters of up to 250 rows, of a
+    `SparseGP` or `VariationalGP`; None for the whole search. The first two are the longest
+    lengthscales with most noise and the shortest with least, the third is the model as given."""
     averaged: bool = False
     """Whether predictions will be averages over hyper-parameters and a constant of the weight in
     the result (`hyperparameter_mixture`). With few rows, inducing points then pay if this average
@@ -100,6 +104,10 @@ class FastSchedule(Schedule):
             raise InputError(
                 "`n_candidates`, `rounds` and `iterations` must be at least 1; "
                 f"got {self.n_candidates}, {self.rounds} and {self.iterations}."
+            )
+        if self.max_starts is not None and self.max_starts < 2:
+            raise InputError(
+                f"`max_starts` must be at least 2, or None for all; got {self.max_starts}."
             )
 
     def check(self, model: AnyModel, data: Source | MaskedMatrix) -> None:
@@ -175,7 +183,7 @@ class FastSchedule(Schedule):
             warm_start=self.warm_start,
             kept_sizes=3 if self.reported else 0,
             reported=self.reported,
-            few_starts=not self.reported,
+            max_starts=self.max_starts,
             averaged=self.averaged,
         )
         if isinstance(model, HeteroscedasticGP):

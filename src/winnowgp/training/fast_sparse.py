@@ -77,7 +77,7 @@ def fit_sparse(
         linear_term=training.linear_term,
         budget=Budget(model.candidates.device, seconds=training.max_seconds),
         warm_start=training.warm_start,
-        few_starts=training.few_starts,
+        max_starts=training.max_starts,
     )
     if training.criterion == "predictive" and not steps.can_hold_out:
         raise InputError(
@@ -161,9 +161,7 @@ def _inclusion(
             torch.arange(pool.K, device=pool.candidates.device) < fitted.K,
             goal=training.goal,
             generator=generator,
-            max_steps=1
-            if training.few_starts
-            else max(1, min(training.inclusion_steps, affordable)),
+            max_steps=max(1, min(training.inclusion_steps, affordable)),
         )
 
 

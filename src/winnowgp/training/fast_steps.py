@@ -77,7 +77,7 @@ class FastSteps(Generic[Model]):
         rows: number of rows that candidates are drawn from and starts compared on.
         warm_start: whether parameters and candidates of the model are those of an earlier fit, in
             place of the search for starts.
-        few_starts: whether to search from two starts only if rows are few.
+        max_starts: largest number of starts if rows are few; see `FastSchedule`.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class FastSteps(Generic[Model]):
         linear_term: bool = False,
         budget: Budget | None = None,
         warm_start: bool = False,
-        few_starts: bool = False,
+        max_starts: int | None = None,
     ) -> None:
-        self.model, self.warm_start, self._few_starts = model, warm_start, few_starts
+        self.model, self.warm_start, self._max_starts = model, warm_start, max_starts
         self.budget = budget or Budget(model.candidates.device)
         self.initialization: Initialization[Model] | None = None
         self.kernels, self.linear_term = kernels, linear_term
@@ -158,7 +158,7 @@ class FastSteps(Generic[Model]):
             order=self._order,
             rows=data.N if rows is None else rows,
             linear_term=self.linear_term,
-            few_starts=self._few_starts,
+            max_starts=self._max_starts,
             budget=self.budget,
             checkpoint_log=self._context.checkpoint_log,
         )

@@ -106,7 +106,7 @@ def maximise_evidence(
     order: Int[Tensor, " N"],
     rows: int,
     linear_term: bool = False,
-    few_starts: bool = False,
+    max_starts: int | None = None,
     budget: Budget,
     checkpoint_log: CheckpointLog = NO_CHECKPOINT_LOG,
 ) -> Initialization[Model]:
@@ -121,14 +121,16 @@ def maximise_evidence(
         order: random order of the rows.
         rows: number of rows of the last stage, if there are as many.
         linear_term: whether to try a linear term in addition.
-        few_starts: whether to search for the optimum of few rows from two starts only.
+        max_starts: largest number of starts if all rows are in the first stage; see
+            `FastSchedule`.
     """
     search = _Search(models, data, order, budget, checkpoint_log)
     rows = min(rows, data.N)
     first, *others = _stages(rows)
-    points, few_starts = starting_points(models[0], data), few_starts and not others
-    # The longest lengthscales with most noise, and the shortest with least.
-    points = [points[1], points[-1]] if few_starts else points
+    points, few_starts = starting_points(models[0], data), not others and max_starts is not None
+    if few_starts:
+        # The longest lengthscales with most noise, the shortest with least, and the model as given.
+        points = [points[1], points[-1], points[0], *points[2:-1]][:max_starts]
     ranked = search.optimise([Start(m, 0) for m in points], first)
     if search.is_late():
         return search.initialization(ranked, first)

@@ -22,6 +22,7 @@ from winnowgp.training.cross_validation import CrossValidation
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.goals import Tolerance
 from winnowgp.training.growth import SmallerModel
+from winnowgp.training.initialization import with_unit_weights
 from winnowgp.training.lbfgs import Stop
 from winnowgp.training.predictive_gap import relocated
 from winnowgp.training.schedules import Growth
@@ -120,7 +121,7 @@ def with_other_optimum(steps: FastSteps[Model], chosen: Choice[Model]) -> Choice
         model = optimum.model
         if not optimum.converged:
             assert isinstance(data, Dataset)
-            model, _ = steps.maximise_evidence_of(model, data)
+            model, _ = steps.maximise_evidence_of(model, with_unit_weights(model, data))
         # Hyper-parameters that are less probable a priori must gain as much.
         reference = chosen.reference + max(_log_prior(chosen.model) - _log_prior(model), 0.0)
         with threads_for(10.0 * most**3):

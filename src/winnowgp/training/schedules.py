@@ -257,9 +257,8 @@ class SparseTraining:
     """Whether predictions will be averaged with a constant."""
     evidence_rows: int | None = None
     """Rows of the exact evidence at most; as many as are affordable by default."""
-    few_starts: bool = False
-    """Whether hyper-parameters of few rows are searched for from two starts only, and inclusion
-    probabilities are not learnt: a stream continues with them."""
+    max_starts: int | None = None
+    """Largest number of starts for the hyper-parameters of few rows."""
 
 
 class Schedule(ABC):
