@@ -53,7 +53,8 @@ def learnt() -> DeepGPRegressor:
 def test_deep_regressor_learns_a_step_function_in_its_units(learnt: DeepGPRegressor) -> None:
     (X, y), model = steps(), learnt
     mean, sd = model.predict(X, return_std=True)
-    assert model.score(X, y) > 0.95
+    # Also of rows that it has not seen: most of the rest is where the function jumps.
+    assert model.score(*steps(seed=50)) > 0.94
     assert 0.5 < np.sqrt(model.noise_[0]) < 6
     assert (sd > 0).all()
     inside = np.abs(y - mean) < 2 * sd

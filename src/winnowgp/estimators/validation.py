@@ -75,6 +75,8 @@ class Parameters(SimpleNamespace):
     """Whether further batches follow, which continue the search for hyper-parameters."""
     averaged: bool = False
     """Whether predictions are averaged over hyper-parameters and a constant."""
+    robust: bool = False
+    """Whether predictions are averaged with a constant if held-out rows gain by it."""
     earlier: Any = None
     """Posterior of the fit that this one continues, if it does."""
     earlier_points: Tensor | None = None
