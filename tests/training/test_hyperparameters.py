@@ -22,11 +22,7 @@ from winnowgp.training import hyperparameters
 from winnowgp.training.budget import Budget
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG as LOG
 from winnowgp.training.hyperparameters import Initialization, maximise_evidence
-from winnowgp.training.initialization import (
-    scaled,
-    starting_points,
-    trainable_lengthscales,
-)
+from winnowgp.training.initialization import scaled, starting_points, trainable_lengthscales
 from winnowgp.training.lbfgs import Maximum, Stop, maximise_elbo
 from winnowgp.training.optima import Optimum
 
@@ -157,38 +153,6 @@ def lengthscale(gp: SparseGP) -> Tensor:
     base = gp.kernel.get_submodule("base_kernel")
     assert isinstance(base, Kernel)
     return base.lengthscale.detach().flatten()
-
-
-@pytest.mark.parametrize(
-    ("D", "factors"), [(1, (1.0, 0.1)), (3, (3**0.5, 1.0, 0.1)), (4, (2.0, 1.0))]
-)
-def test_starting_points_include_model_and_scaled_variants(
-    D: int, factors: tuple[float, ...]
-) -> None:
-    rows = data(D=D)
-    X = rows.X * torch.tensor([1.0, 10.0, 0.0, 2.0], dtype=torch.float64)[:D]
-    rows = Dataset(X, 5 * rows.Y)
-    gp = model(rows, ScaleKernel(RBFKernel(ard_num_dims=D)), noise=0.7)
-    given, *others = starting_points(gp, rows)
-    assert len(starting_points(gp, rows, 2)) == 2
-    assert torch.equal(lengthscale(given), lengthscale(gp))
-    assert given.noise.item() == pytest.approx(0.7)
-    spread = X.std(0, correction=0)
-    spread[2:3] = 1.0  # a constant column
-    variance = rows.Y.square().mean().item()
-    wanted = [(f, n) for f in factors for n in (0.1, 0.01)]
-    for (factor, noise), start in zip(wanted, others, strict=True):
-        torch.testing.assert_close(lengthscale(start), factor * spread, rtol=1e-9, atol=0)
-        assert start.noise.item() == pytest.approx(noise * variance)
-        assert start.K == 0
-
-
-def test_starting_points_shared_lengthscale_uses_mean_spread() -> None:
-    rows = data(D=3)
-    rows = Dataset(rows.X * torch.tensor([1.0, 4.0, 100.0], dtype=torch.float64), rows.Y)
-    gp = model(rows, ScaleKernel(RBFKernel(active_dims=(0, 1))))
-    spread = rows.X.std(0, correction=0)[:2].mean()
-    torch.testing.assert_close(lengthscale(starting_points(gp, rows)[4])[0], spread)
 
 
 def test_initialise_learns_mean() -> None:
@@ -533,14 +497,3 @@ def test_evidence_of_each_kernel_is_that_of_all_rows(monkeypatch) -> None:
     for index, kernel in enumerate(kernels):
         best = compared(rows, kernel).optima[0].evidence / rows.observations
         assert found.kernels[index] == pytest.approx(best, abs=2e-3)
-
-
-def test_starting_points_keep_equal_terms_apart() -> None:
-    rows = data(N=20, D=2)
-    first, second = RBFKernel(ard_num_dims=2), RBFKernel(ard_num_dims=2)
-    second.lengthscale = 0.1 * first.lengthscale
-    kernel = first + second
-    starts = starting_points(model(rows, kernel), rows)
-    for start in starts:
-        long, short = (part.lengthscale for part in trainable_lengthscales(start.kernel))
-        torch.testing.assert_close(short, 0.1 * long, rtol=1e-4, atol=0)
