@@ -49,7 +49,7 @@ FEW_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""
 
 OUTLIER_GAIN = 0.01
-"""Nats per held-out row that an average with a constant must gain with more than few rows."""
+"""Nats per held-out row that an average with a constant must gain with 501 to 2,000 rows."""
 
 # Rows below which a constant is the model to expect, and from which a model with nearly as many
 # inducing points is worth a warning.
@@ -154,8 +154,8 @@ def check_hyper(params: Parameters, likelihood: Any) -> None:
 def check_hyper_rows(params: Parameters, data: Source) -> None:
     """Raise an `InputError` if `hyper="laplace"` is not for so many rows.
 
-    "auto" becomes "laplace" with few rows and "point" with many. With some more than few, outliers
-    may ask for an average with a constant (`robust`).
+    "auto" becomes "laplace" with up to 500 rows and "point" with more. With up to 2,000,
+    `params.robust` says that predictions are averaged with a constant if held-out rows gain by it.
     """
     params.robust = params.hyper == "auto" and FEW_ROWS < data.N <= MOST_ROWS
     if params.hyper == "point":

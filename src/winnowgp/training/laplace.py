@@ -209,8 +209,9 @@ def _weighted_draws(density: "LogDensity", *, seed: int) -> list[Float[Tensor, "
 class LogDensity:
     """log q(θ) = ELBO(θ) + log p(θ) + c of a model with held inducing points, in nats.
 
-    With up to 500 rows, whose exact evidence is at most 0.02 nats per observation above the ELBO at
-    the fitted hyper-parameters, log q(θ) = log p(y | θ) + log p(θ) + c.
+    With up to 500 rows, log q(θ) = log p(y | θ) + log p(θ) + c if the exact evidence is at most
+    0.02 nats per observation above the ELBO at the fitted hyper-parameters, and weights are at most
+    one on average.
 
     Args:
         model: the model, which is copied.
