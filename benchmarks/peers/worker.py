@@ -6,8 +6,8 @@
 the levels of the quantiles) and scores the predictions; this script runs in the environment of the
 method, with one thread. Settings are those that a library's documentation gives for a first fit:
 
-- winnowgp: `SparseGPRegressor()`. Ours and GPyTorch's fits may be on a GPU: their seconds, and those
-  of their predictions, are then those of a clock.
+- winnowgp: `SparseGPRegressor()`. Ours and GPyTorch's fits may be on a GPU: their seconds, and
+  those of their predictions, are then those of a clock.
 - gpflow-sgpr-M: ARD squared-exponential kernel, k-means centres, L-BFGS until it stops or 1,000
   iterations.
 - gpytorch-svgp-M: scaled ARD RBF kernel, k-means centres, 4,000 Adam steps with 1,024 rows at rate
