@@ -27,9 +27,8 @@ from winnowgp.estimators.base import (
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_initialization import initial_deep_gp
 from winnowgp.estimators.deep_shallow import (
-    IDENTITY_SAMPLES,
-    can_be_shallow,
     has_shallow_alternative,
+    has_shallow_start,
     is_identity,
     with_shallow_alternative,
     with_shallow_top,
@@ -297,7 +296,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             shallow = deepcopy(models[0])
             start_from_shallow(shallow, rows, seed=seed)
             models.append(shallow)
-            if params.tolerance is not None and can_be_shallow(params, data):
+            if has_shallow_start(params, data):
                 narrow = initial_deep_gp(
                     rows, params, layers=params.layers, hidden_mean=means[0], seed=seed, narrow=True
                 )
@@ -359,7 +358,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
         shallow = len(result.model.layers) > 1 and is_identity(result.model)
-        samples = IDENTITY_SAMPLES if shallow else int(self.predict_samples)
+        samples = 0 if shallow else int(self.predict_samples)
         self._set_posterior(result.model.posterior(samples=samples).cpu())
         self.elbo_ = result.elbo
         self.depths_, self.comparison_ = self._depths, self._comparison
@@ -431,7 +430,15 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
 
     The number of inducing points is set by `tolerance` (the default), by `max_cost` or
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
+
+    Args:
+        shallow_alternative: whether the result is a shallow GP where it is better. With Gaussian
+            noise, one target, a `tolerance` and the default of `hidden_mean`, a shallow GP is then
+            fitted as well, and the deep GP trained once more on a part of the rows, to compare
+            predictions of the others. False saves this time.
     """
+
+    shallow_alternative: bool = True
 
     def predict(
         self, X: Any, return_std: bool = False, *, observed: bool = True, method: str = "mixture"
