@@ -320,7 +320,7 @@ def rows_at_once(posterior: AnyPosterior) -> int:
     if not isinstance(posterior, DeepPosterior):
         return ROWS
     hidden = sum(layer.P for layer in posterior.layers[:-1])
-    samples = max(posterior.samples, 4 * hidden)
+    samples = max(posterior.samples, 4 * hidden) if posterior.samples else 1
     return max(1, NUMBERS // (samples * max(layer.P * layer.K for layer in posterior.layers)))
 
 
