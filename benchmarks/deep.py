@@ -59,7 +59,7 @@ from right_number_problems import Problem, split_table
 from winnowgp import DeepGPRegressor, SparseGPRegressor
 from winnowgp.data import Dataset, Standardiser
 from winnowgp.data.catalogue import load_table
-from winnowgp.estimators.base import predicting_on, rows_at_once
+from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
@@ -130,7 +130,7 @@ def fit_row(name: str, rows: int | None, quick: bool, fit: str, seed: int, *, de
         "n_inducing": list(model.n_inducing_) if deep else [model.n_inducing_],
         "elbo": model.elbo_ / problem.N,
         "elbo_gap": model.elbo_gap_,
-        **_scores(predicting_on(device, model), problem),
+        **_scores(model.predicting_on(device), problem),
         **_predict_us(model, problem),
         **_comparison(model),
         **seconds.row(),
