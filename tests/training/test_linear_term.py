@@ -4,7 +4,8 @@ import pytest
 import torch
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Standardiser
+from winnowgp.data.catalogue import load_table
 from winnowgp.models import SparseGP
 from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.training import hyperparameters, optima
@@ -126,3 +127,13 @@ def test_evidence_linear_term_is_tried_with_the_best_kernels(
     y = torch.sin(9 * X[:, 0]) + 0.1 * torch.randn(50, generator=g, dtype=torch.float64)
     compared(Dataset.of(X, y), ScaleKernel(RBFKernel()), ScaleKernel(MaternKernel(nu=1.5)))
     assert tried == [{0, 1}]
+
+
+def test_evidence_with_a_linear_term_reaches_its_maximum(paper_data: None) -> None:
+    """The slope takes over slowly: half as many iterations end 0.006 nats per row lower."""
+    table = load_table("concrete").dataset()
+    table = table.part(torch.randperm(table.N, generator=torch.Generator().manual_seed(1))[:600])
+    rows = Dataset(*(Standardiser.of(part).forward(part) for part in (table.X, table.Y)))
+    found = compared(rows, ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=8)))
+    assert has_linear_term(found.best)
+    assert found.optima[0].converged

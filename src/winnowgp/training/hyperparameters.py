@@ -241,8 +241,9 @@ class _Search(Generic[Model]):
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
-        gain = 1e-4 if continued and rows.N == self.data.N and not expensive else gain
-        stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
+        last = continued and rows.N == self.data.N and not expensive
+        # A linear term takes over slowly.
+        stop = Stop((1e-4 if last else gain) * rows.observations, 10, 120 if last else 60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
         ranked = self._ranked(starts[:1], rows, stop) if few else []
