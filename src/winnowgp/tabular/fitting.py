@@ -114,6 +114,7 @@ def fit_table(
 
     Args:
         table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of columns.
+            One row is enough to fit a constant; fewer than ten are fitted with a `FewRowsWarning`.
         target: the column to predict. Rows without a target are left out if `missing` is "impute".
         task: "regression", "classification", "counts", or "auto": classification if the target is
             categorical or has two different values, regression otherwise.

@@ -171,8 +171,8 @@ def fit_outputs_table(
             "and 1, with the likelihood bernoulli."
         )
     table, Y = _observed_targets(parse_numbers(table, kinds), names)
-    if table.N < 2:
-        raise InputError(f"the table must have at least 2 rows with a target; got {table.N}.")
+    if not table.N:
+        raise InputError("the table must have at least one row with a target; got none.")
     inputs = table.without((*names, *ignored))
     train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
     own = {name: kind for name, kind in kinds.items() if name not in names}
