@@ -22,7 +22,6 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io import save
 from winnowgp.report.summary import Summary, counted
 from winnowgp.tabular import table_summary
-from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.quality import TableEstimator, predictive
 from winnowgp.tabular.targets import known_noise
 
@@ -233,7 +232,6 @@ class Extrapolation:
 
     def __init__(self, encoder: TableEncoder, ranges: Mapping[str, tuple[float, float]]) -> None:
         self._encoder, self._ranges = encoder, ranges
-        self._dates = {column.name for column in encoder.columns if column.kind == "date"}
         self._rows = 0
         self._far: dict[str, tuple[int, int, float]] = {}
         self._unseen: dict[str, set[str]] = {}
@@ -244,11 +242,9 @@ class Extrapolation:
         Args:
             X: the encoded rows.
         """
-        for column, features in zip(
-            self._encoder.columns, column_features(self._encoder), strict=True
-        ):
-            if column.name in self._ranges:
-                self._add_numbers(column.name, X[:, features[0]])
+        for name, numbers in self._encoder.feature_numbers.items():
+            if name in self._ranges:
+                self._add_numbers(name, X[:, numbers[0]])
         for name, categories in self._encoder.unseen(table).items():
             known = self._unseen.setdefault(name, set())
             known.update(sorted(set(categories) - known)[: _MOST_UNSEEN - len(known)])
@@ -293,6 +289,6 @@ class Extrapolation:
         )
 
     def _text(self, name: str, value: float) -> str:
-        if name in self._dates:
+        if name in self._encoder.dates:
             return str(np.array(value).astype("datetime64[D]"))
         return f"{value:.6g}"

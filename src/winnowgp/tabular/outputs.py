@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
 from winnowgp.data.columns import column_kinds, parse_numbers
-from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.report.summary import Alarm
 from winnowgp.tabular.diagnostics import recorded_alarms
-from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.model import Columns, Extrapolation, TableModel
+from winnowgp.tabular.reading import Reading
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 from winnowgp.tabular.table_summary import alarm_summary
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
@@ -148,10 +147,25 @@ def fit_outputs_table(
         raise InputError(
             f"`id_column` must not have the name of a prediction; got {clash[0]!r}. Rename it."
         )
-    ignored = (*drop, *(() if id_column is None else (id_column,)))
-    table.require_columns(names, argument="`targets`")
-    table.require_columns(ignored, argument="`drop` and `id_column`")
-    if len(set(names)) < len(names) or set(names) & {*ignored, *categorical} or len(names) < 2:
+    reading = Reading(
+        test_size=test_size,
+        split_by=split_by,
+        id_column=id_column,
+        drop=tuple(drop),
+        categorical=tuple(categorical),
+        decimal=decimal,
+        dates=dates,
+        missing=missing,
+        max_categories=max_categories,
+        seed=seed,
+    )
+    reading.require_columns(table, names, argument="`targets`")
+    apart = {*names, *reading.ignored}
+    if (
+        len(set(names)) < len(names)
+        or set(names) & {*reading.ignored, *categorical}
+        or len(names) < 2
+    ):
         raise InputError(
             "`targets` must be at least two different columns that are not in `drop` or "
             f"`categorical` nor the `id_column`; got {names}."
@@ -161,9 +175,7 @@ def fit_outputs_table(
             raise InputError(
                 f"the target {name!r} has no values; leave it out of `targets` (`--target`)."
             )
-    inputs = table.without((*names, *ignored))
-    read = (*inputs.names, *names)
-    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=tuple(categorical))
+    kinds = reading.kinds(table, (*table.without(apart).names, *names))
     strings = [name for name in names if kinds[name].kind != "number"]
     if strings:
         raise InputError(
@@ -173,12 +185,10 @@ def fit_outputs_table(
     table, Y = _observed_targets(parse_numbers(table, kinds), names)
     if not table.N:
         raise InputError("the table must have at least one row with a target; got none.")
-    inputs = table.without((*names, *ignored))
-    train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
+    inputs = table.without(apart)
+    train, test = reading.split(table)
     own = {name: kind for name, kind in kinds.items() if name not in names}
-    encoder = TableEncoder.learn(
-        inputs, kinds=own, rows=train, missing=missing, max_categories=max_categories
-    )
+    encoder = reading.encoder(inputs, own, train)
     X = encoder.encode(inputs)
     estimator = MultiOutputGPRegressor(
         random_state=seed, likelihood=_by_target(likelihood, names), **options
@@ -422,7 +432,7 @@ def _check_units(model: MultiOutputTable, X: NDArray[np.float64], Y: NDArray[np.
     """Raise an error if a column of numbers or a target is in other units than in the fit."""
     estimator = model.estimator
     x_scaler, y_scaler = estimator._x_scaler, estimator._y_scaler.columns
-    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    pairs = zip(model.encoder.columns, model.encoder.feature_numbers.values(), strict=True)
     for column, (number, *_) in pairs:
         if column.kind == "number":
             # A range of four standard deviations, as far as the fit remembers it.

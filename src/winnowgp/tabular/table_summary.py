@@ -32,7 +32,6 @@ from winnowgp.report.summary import (
 )
 from winnowgp.tabular.effects import (
     RankedColumn,
-    column_features,
     effect_curves,
     relevances,
     term_effects,
@@ -324,7 +323,7 @@ def ranked_columns(
     if importance is not None:
         weights = {each["column"]: each["loss"] for each in importance["columns"]}
     ranked: list[RankedColumn] = []
-    for column, features in zip(encoder.columns, column_features(encoder), strict=True):
+    for column, features in zip(encoder.columns, encoder.feature_numbers.values(), strict=True):
         values = X[:, features]
         if column.kind == "category":
             names = np.array(["", *column.categories])

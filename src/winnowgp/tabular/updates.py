@@ -21,7 +21,6 @@ from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnSummary, Summary
 from winnowgp.tabular import table_summary
-from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.evaluation import labelled_rows, observed_targets
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
@@ -184,7 +183,7 @@ def _known_part(noise: NDArray[np.float64] | None, rows: NDArray[np.intp]) -> di
 
 def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the entries of each column of numbers or dates."""
-    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    pairs = zip(model.encoder.columns, model.encoder.feature_numbers.values(), strict=True)
     return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "category"}
 
 
@@ -193,10 +192,9 @@ def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]])
 
     Dates have no units, and later ones are what an update is for.
     """
-    dates = {column.name for column in model.encoder.columns if column.kind == "date"}
     for column in model.summary["columns"]:
         name, spread = column["name"], column["spread"]
-        if spread and name in values and name not in dates:
+        if spread and name in values and name not in model.encoder.dates:
             check_column_units(name, values[name], low=spread[0], high=spread[-1])
 
 
