@@ -56,7 +56,7 @@ from winnowgp.training.optima import Optimum
 _SIGNIFICANT, _PER_PARAMETER, _PER_ROW = 2.5, 0.4, 0.1
 # Times this gain after which the evidence leaves no doubt.
 _CERTAIN = 2.0
-FEW_ROWS = 2000
+CONFIRMED_ROWS = 2000
 """Number of rows up to which held-out rows must confirm an optimum."""
 # Rows up to which their ranks must if there are outliers, and up to which the ranks always must. Of
 # more rows an optimum that predicts clearly better than a constant needs no ranks: the lengthscales
@@ -115,8 +115,8 @@ def confirmed_optima(
     """
     enough = _ENOUGH if reported else _FEW_ENOUGH
     # Many rows may have been pooled to few.
-    few = steps.data.N <= FEW_ROWS and not (
-        steps.data.observations > FEW_ROWS and measured_repeatedly(steps.sample)
+    few = steps.data.N <= CONFIRMED_ROWS and not (
+        steps.data.observations > CONFIRMED_ROWS and measured_repeatedly(steps.sample)
     )
     known = initial.complete and steps.can_hold_out and few
     if not known or steps.warm_start or not isinstance(steps.model, SparseGP):
