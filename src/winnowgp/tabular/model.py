@@ -16,7 +16,7 @@ from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import ExtrapolationWarning, InputError
-from winnowgp.estimators.base import predicting_on, rows_at_once, total_points
+from winnowgp.estimators.base import rows_at_once, total_points
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io import save
 from winnowgp.report.summary import Summary, counted
@@ -155,7 +155,7 @@ class TabularModel:
             quantiles: probabilities of further columns, as for `predict`.
             device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
         """
-        moved = replace(self, estimator=predicting_on(device, self.estimator))
+        moved = replace(self, estimator=self.estimator.predicting_on(device))
         extrapolation = self.extrapolation()
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
             yield moved._predicted(rows, level, quantiles, extrapolation)

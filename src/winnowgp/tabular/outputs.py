@@ -20,7 +20,7 @@ from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
-from winnowgp.estimators.base import predicting_on, rows_at_once
+from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
 from winnowgp.io import save
 from winnowgp.report.summary import Alarm
@@ -125,7 +125,7 @@ class MultiOutputTable:
         """Return `predict` of a table that is read in blocks; see `TabularModel`."""
         if quantiles:
             raise InputError("`quantiles` are for models of one target; leave them out.")
-        moved = replace(self, estimator=predicting_on(device, self.estimator))
+        moved = replace(self, estimator=self.estimator.predicting_on(device))
         unseen = Extrapolation(self.encoder, {})
         for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
             yield moved._predicted(rows, level, unseen)
