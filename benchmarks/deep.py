@@ -80,16 +80,14 @@ FITS = {
     "two": lambda: DeepGPRegressor(2),
     "three": lambda: DeepGPRegressor(3),
     "auto": lambda: DeepGPRegressor("auto"),
+    "three_deep": lambda: DeepGPRegressor(3, shallow_alternative=False),
     "two_500": lambda: DeepGPRegressor(2, n_candidates=500, shallow_alternative=False),
-    "two_1000": lambda: DeepGPRegressor(
-        2, n_candidates=1000, epochs=(100, 3000, 500), shallow_alternative=False
-    ),
     "two all": lambda: DeepGPRegressor(2, alpha=NOTHING),
     "two 50 us": lambda: DeepGPRegressor(2, max_predict_us=50.0),
     "two 200 us": lambda: DeepGPRegressor(2, max_predict_us=200.0),
 }
-"""Estimators by name: "two all" keeps all candidates of both layers; "two_500" and "two_1000" have
-as many candidates, and are not compared with a shallow GP."""
+"""Estimators by name: "two all" keeps all candidates of both layers; "three_deep" and "two_500" are
+not compared with a shallow GP."""
 # A fit of about half a minute on one thread, with 1,000 rows.
 QUICK = {"n_candidates": 40, "epochs": (100, 400, 200)}
 PUBLISHED = {
