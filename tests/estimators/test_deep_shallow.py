@@ -194,7 +194,7 @@ def test_shallow_gp_of_many_rows_has_not_seen_the_held_out_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its q(u) is that of the other rows, with the hyper-parameters and points of all rows."""
-    monkeypatch.setattr(deep_shallow, "_among", lambda train, test, points: points)
+    monkeypatch.setattr(deep_shallow, "points_of_part", lambda train, test, points: points)
     compared_with: list[tuple[Any, Dataset]] = []
 
     def scores(_: DeepGP, train: Dataset, test: Dataset, **__: Any) -> tuple[float, Tensor]:
@@ -227,12 +227,12 @@ def test_inducing_points_at_held_out_rows_move_to_other_rows() -> None:
     distance = (test.X[:, None] - train.X).norm(dim=2)
     taken = train.X[distance[3].argmin()][None]
     points = torch.cat([test.X[[3, 5, 8]], own, near, taken])
-    found = deep_shallow._among(train, test, points)
+    found = deep_shallow.points_of_part(train, test, points)
     closest = [train.X[distance[number].argmin()] for number in (5, 8)]
     expected = torch.stack([*own, *near, *closest, taken[0]]).unique(dim=0)
     assert len(expected) == 13
     torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
-    assert deep_shallow._among(train, test, points[:0]).shape == (0, 2)
+    assert deep_shallow.points_of_part(train, test, points[:0]).shape == (0, 2)
 
 
 def test_comparison_is_with_inducing_points_that_are_not_held_out(
