@@ -417,7 +417,7 @@ def held_out_points() -> None:
         kernel = kernel_from("matern12", data.D)
         for module in kernel.modules():
             if isinstance(module, MaternKernel):
-                module.lengthscale = 0.5
+                module.initialize(lengthscale=0.5)
         points = data.X[torch.randperm(data.N, generator=generator)[:1600]]
         test, train = held_out(data, share=0.1, generator=generator)
 
