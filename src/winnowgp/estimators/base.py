@@ -73,7 +73,7 @@ class BaseGP(BaseEstimator, ABC):
     Args:
         random_state: seed or RandomState; the same seed gives the same fit.
         device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU, or where `predicting_on` says.
+            are computed on the CPU; `predicting_on` moves those of regressors and classifiers.
         callbacks: a callable or a sequence of callables, called with the
             `winnowgp.training.Progress` of every step.
         checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
@@ -246,8 +246,8 @@ class BaseGP(BaseEstimator, ABC):
     def predicting_on(self, device: str) -> Self:
         """Return a copy of the fitted estimator that computes its predictions on a device.
 
-        Fits end on the CPU, whatever their device. A GPU pays for predictions from thousands of
-        inducing points, or of many rows.
+        Fits end on the CPU, whatever their device. A GPU pays off for thousands of inducing
+        points, or for many rows.
 
         Args:
             device: "cpu" or "cuda", or "auto" for a GPU if there is one.

@@ -157,9 +157,9 @@ class ClassTargets(ClassifierMixin, BaseGP):
         """Return the probability of each class, `[N C]`, averaged over the latent functions."""
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
-        """Return the logarithm of `predict_proba`, `[N C]`; of two classes also where that rounds.
+        """Return the log probability of each class, `[N C]`, in nats.
 
-        A probability of 1e-20 is the complement of one that a float64 cannot distinguish from 1.
+        For two classes it is accurate where `predict_proba` rounds to 0 or 1.
         """
         inputs = self._inputs(X)
         if len(self.classes_) > 2:
@@ -309,9 +309,9 @@ class SparseGPClassifier(StreamingEstimator, ClassTargets):
         The first call is `fit`, which fixes the kernel, the classes and the scaling of inputs; the
         estimator may also have been fitted or loaded. Later calls update the hyper-parameters, add
         rows of the batch to the inducing points, and drop those that are no longer needed, so that
-        all selections together give up at most `tolerance` nats per observation. The likelihood of
-        earlier rows is remembered as a Gaussian function of the latent functions. After an error
-        the estimator is as it was.
+        the ELBO gap of all selections together is at most `tolerance` nats per observation. The
+        likelihood of earlier rows is remembered as a Gaussian function of the latent functions.
+        After an error the estimator is as it was.
 
         Args:
             X: inputs `[N D]`; or inputs and class numbers together as a `winnowgp.data.Source`,

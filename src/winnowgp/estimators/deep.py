@@ -117,8 +117,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
             hyper-parameters of a shallow GP.
         skip_connections: whether every layer after the first also receives the inputs.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of each
-            layer, or a tuple with one strength per layer; larger values keep fewer. "auto" derives
-            it from `tolerance`.
+            layer, or a tuple with one strength per layer; larger values select fewer. "auto"
+            derives it from `tolerance`.
         tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
             observation; 0.01 by default, unless another parameter sets the numbers of points.
         max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`

@@ -51,8 +51,8 @@ _MOST_FIDELITIES = 20
 class MultiFidelityGPRegressor(StreamedProcesses):
     """Regression of observations of several fidelities, the lower of which are cheaper.
 
-    A column of `X` says which fidelity a row was observed at; in predictions, which one is
-    predicted. Each fidelity has inducing points and noise of its own.
+    A column of `X` has the fidelity at which each row was observed, or is to be predicted. Each
+    fidelity has inducing points and noise of its own.
 
     With a linear relation the function of a fidelity is a multiple of the lower ones plus a
     discrepancy (Kennedy and O'Hagan 2000): f_0 = δ_0, f_1 = ρ_10 δ_0 + δ_1,
@@ -60,7 +60,7 @@ class MultiFidelityGPRegressor(StreamedProcesses):
     nonlinear one it is a function of the inputs and of the lower fidelities, plus a discrepancy
     (after Perdikaris et al. 2017): f_t = g_t(x, f_0(x), …, f_{t−1}(x)) + δ_t(x). Fidelities are
     fitted one after another from the lowest, at the means of those below; their uncertainty widens
-    predictions, but is not seen by the fit.
+    predictions, but does not enter the fit.
 
     Args:
         fidelity: the column of `X` that is the fidelity, by number or name; the last by default.
@@ -74,13 +74,13 @@ class MultiFidelityGPRegressor(StreamedProcesses):
             every δ. A nonlinear relation has the kernel
             linear[f_0] + … + linear[f_{t−1}] + k_x · rbf[f_{t−1}] + k_x.
         max_points: largest number of inducing points of all processes together; they are allocated
-            where they gain most. For a nonlinear relation, of each fidelity. With a `tolerance`
-            fewer are kept if they are within it.
+            where they gain most. For a nonlinear relation it is that of each fidelity. With a
+            `tolerance` fewer are kept if they are within it.
         hyper: "laplace" averages predictions over the hyper-parameters, which few rows of a high
             fidelity leave uncertain, as in `SparseGPRegressor`; "point" takes the most probable
             ones, and "auto" averages with up to 500 rows. Predictions of a linear relation then
             take 16 times as long.
-        likelihood: "gaussian".
+        likelihood: "gaussian", the only value.
         priors: "weak" adds priors of short lengthscales, kernel variances and noise; None adds
             none. The noise of a simulator is small: its prior has the mode 0.03, and that of the
             discrepancies makes irrelevant columns improbable.

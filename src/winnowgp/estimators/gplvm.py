@@ -77,7 +77,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
             `GaussianLikelihood` sets the initial (standardised) noise and whether it is learnt.
         noise: "shared" for one Gaussian noise variance, "column" for one per column.
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
-            keep fewer. "auto" derives it from `tolerance`.
+            select fewer. "auto" derives it from `tolerance`.
         tolerance: largest ELBO gap relative to more inducing points, in nats per observed entry;
             0.01 by default, unless another parameter sets their number.
         max_points: largest number of inducing points; with a `tolerance` fewer are kept if they are
@@ -186,7 +186,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         return self._positions(self._table(X)).mean.numpy()
 
     def predicting_on(self, device: str) -> Self:
-        """Not available: the positions of a GPLVM are inferred on the CPU."""
+        """Raise an `InputError`: a GPLVM infers positions and predicts on the CPU."""
         raise InputError(
             f"a GPLVM infers positions and predicts on the CPU; got `predicting_on({device!r})`. "
             "Call `transform` and `inverse_transform` of the fitted model itself."

@@ -79,15 +79,16 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
                 `SparseGPRegressor` with a Gaussian likelihood and the fast schedule it may be
                 larger than memory (`ParquetSource`, `ArraySource`, `BatchSource`). Processes that
                 `torchrun` started share the rows of `winnowgp.data.shard(source)`.
-            y: targets `[N]` or `[N P]`; left out with a source. Of several targets, those that are
-                NaN are missing (`SparseGPRegressor` with a Gaussian likelihood).
+            y: targets `[N]` or `[N P]`; left out with a source. Several targets may be NaN where
+                they are missing: with `SparseGPRegressor` and a Gaussian likelihood, or with
+                `MultiOutputGPRegressor`.
             sample_weight: weights `[N]`, 1 for each row by default. The log-likelihood of a row is
                 multiplied by its weight: a row of weight 2 counts as two rows, and a row of weight
                 0 is left out.
             noise_variance: known variances of the noise of each row, in the squared units of `y`:
                 one number, `[N]` or `[N P]`. The noise of a row has this variance plus the learnt
                 one, unless `noise="known"`; it may be NaN where the target is missing. For
-                `SparseGPRegressor` with a Gaussian likelihood; a source has its own
+                estimators with one layer and a Gaussian likelihood; a source has its own
                 (`Dataset.noise`).
         """
         self._fit_targets(self._validate(), X, y, sample_weight, noise_variance)
@@ -123,7 +124,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
     def log_density(self, X: Any, y: Any, *, noise_variance: Any = None) -> NDArray[np.float64]:
         """Return the log predictive density of each observation, in nats.
 
-        It is the density in the units of `y`; NaN for a missing target of several.
+        It is the density in the units of `y`; NaN where one of several targets is missing.
 
         Args:
             X: inputs `[N D]`.
@@ -145,7 +146,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """Return R² of the predictive mean, averaged over targets.
 
         R² = 1 − Σ (y − ŷ)² / Σ (y − ȳ)²; 1 is best, and the mean ȳ of the rows scores 0. The sums
-        leave out those of several targets that are missing (NaN).
+        leave out missing targets (NaN).
 
         Args:
             X: inputs `[N D]`.
@@ -191,8 +192,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         if missing or data.has_noise:
             what = "missing targets need" if missing else "`noise_variance` needs"
             raise InputError(
-                f"{what} a `SparseGPRegressor` with Gaussian noise; got a "
-                f"{type(self).__name__}. Leave incomplete rows and the noise out."
+                f"{what} a `SparseGPRegressor` or `MultiOutputGPRegressor` with Gaussian noise; "
+                f"got a {type(self).__name__}. Leave incomplete rows and the noise out."
             )
         if params.noise == "known":
             raise InputError(
@@ -230,8 +231,8 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         )
         if self._takes_logarithm() or not plain:
             raise InputError(
-                "`noise_variance` needs a `SparseGPRegressor` with Gaussian noise, and without "
-                "`log_target`. Leave it out."
+                "`noise_variance` needs Gaussian noise and one layer, and no `log_target`. Leave "
+                "it out."
             )
         variances = variances / self._y_scaler.columns.scale.square()
         return variances.to(posterior_device(self.posterior_))
@@ -299,7 +300,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """Return lower and upper ends of central intervals, `[N]` or `[N P]` each.
 
         A new observation is below the interval, and above it, with a probability of (1 − level)/2
-        each; of counts with no more than that.
+        each; for counts, with at most this probability.
 
         Args:
             X: inputs `[N D]`.

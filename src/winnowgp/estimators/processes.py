@@ -126,7 +126,7 @@ class ProcessEstimator(NumericTargets, ABC):
             column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel, from which every
             process starts.
         alpha: strength of the paper's prior exp(−alpha · M²) on the M inducing points of all
-            processes together; larger values keep fewer. "auto" derives it from `tolerance`.
+            processes together; larger values select fewer. "auto" derives it from `tolerance`.
         tolerance: largest ELBO gap to the largest model, in nats per observed target; 0.01 by
             default, unless another parameter sets the number of inducing points.
         max_points: largest number of inducing points of all processes together; they are allocated
@@ -143,9 +143,9 @@ class ProcessEstimator(NumericTargets, ABC):
             that of all targets; or a list with one for each target, such as
             ["gaussian", "poisson", "bernoulli"]. Other likelihoods than "gaussian" take several
             times as long.
-        noise: "target": every target has a noise variance, which is learnt.
-        schedule: "fast".
-        batch_size: None; all rows are used at once.
+        noise: "target", the only value: every target has a noise variance, which is learnt.
+        schedule: "fast", the only value.
+        batch_size: None, the only value: all rows are used at once.
 
     Attributes:
         n_inducing_: number of inducing points of each process, a tuple.

@@ -163,7 +163,13 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         n_samples: int = 1,
         random_state: int | np.random.RandomState | None = 0,
     ) -> NDArray[np.float64]:
-        """Return joint samples of the latent function, `[N n_samples]` or `[N P n_samples]`."""
+        """Return joint samples of the latent function, `[N n_samples]` or `[N P n_samples]`; O(N³).
+
+        Args:
+            X: inputs `[N D]`.
+            n_samples: number of samples.
+            random_state: seed or RandomState.
+        """
         seed = int(check_random_state(random_state).randint(2**31))
         inputs = self._inputs(X)
         generator = torch.Generator(inputs.device).manual_seed(seed)

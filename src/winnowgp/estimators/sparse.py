@@ -93,7 +93,7 @@ class SparseEstimator(BaseGP, ABC):
             whose targets are standardised, and "constant" for other likelihoods. Several latent
             functions (targets, or more than two classes) have one mean: pass "auto" or "zero".
         alpha: strength of the paper's prior exp(−alpha · M²) on M inducing points; larger values
-            keep fewer. "auto" derives it from `tolerance`.
+            select fewer. "auto" derives it from `tolerance`.
         tolerance: largest gap to the largest model or the exact GP, in nats per observation; at
             most 2 % of what that model gains over a constant prediction, a share that grows with a
             larger tolerance. 0.01 by default, unless another parameter sets the number of points.
@@ -104,9 +104,9 @@ class SparseEstimator(BaseGP, ABC):
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
         max_fit_seconds: time in seconds that the fast schedule is to take: first searches have two
-            fifths of it, and what is only reported is left out after it. A step that has begun
-            ends, so that a fit may take somewhat longer. By default a number of operations limits
-            it, so that a seed determines the result.
+            fifths of it, and quantities that are only reported are left out after it. A step that
+            has begun ends, so that a fit may take somewhat longer. By default a number of
+            operations limits it, so that a seed determines the result.
         candidates: "greedy" (the rows of largest conditional variance), "kmeans" (cluster centres),
             "random" (random rows), or locations `[K D]`. "auto" is "greedy" for the fast schedule
             and "random" for the paper's.
@@ -123,8 +123,8 @@ class SparseEstimator(BaseGP, ABC):
             "mean-field": independent inclusion, as in the paper. "determinantal": similar
             candidates exclude each other. "gibbs": samples of the optimal posterior; if noise is
             Gaussian, predictions average over 16 of them, and take as much longer. Both are for
-            fits that end with at most 1,000 candidates, and do not change the selected points. Of
-            other likelihoods the posterior is that of the Gaussian approximation (sites).
+            fits that end with at most 1,000 candidates, and do not change the selected points.
+            Other likelihoods than Gaussian have that of their Gaussian approximation (sites).
         schedule: "fast", or "paper" for the three phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the paper's three phases: all candidates, learning inclusion,
             selected points; (200, 600, 200) by default.

@@ -123,7 +123,7 @@ class StreamRecord:
     count: int
     """Number of batches."""
     given_up: float
-    """Nats that the memory has given up in all batches."""
+    """ELBO gap of all batches together, in nats."""
     batches: tuple[BatchRecord, ...]
     """The latest batches."""
     points: tuple[int, ...]

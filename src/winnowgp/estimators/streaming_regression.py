@@ -46,8 +46,8 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         scaling of inputs and targets.
         The estimator may also have been fitted or loaded. Later calls update the hyper-parameters,
         add rows of the batch to the inducing points, and drop those that are no longer needed, so
-        that all selections together give up at most `tolerance` nats per observation. After an
-        error the estimator is as it was.
+        that the ELBO gap of all selections together is at most `tolerance` nats per observation.
+        After an error the estimator is as it was.
 
         Args:
             X: inputs `[N D]`; or inputs and targets together as a `winnowgp.data.Source`, which is
