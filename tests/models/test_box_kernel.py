@@ -104,7 +104,7 @@ def test_posterior_of_averages_is_dense_conditional() -> None:
 
 def test_wrong_widths_are_refused() -> None:
     for widths in ([], [-1], [0, 0]):
-        with pytest.raises(InputError, match="`widths` different numbers of columns"):
+        with pytest.raises(InputError, match="`widths` distinct column numbers"):
             BoxKernel(RBFKernel(), widths=widths)
     with pytest.raises(InputError, match="cannot be evaluated on 3 columns"):
         SparseGP(BoxKernel(RBFKernel(), widths=[1]), torch.zeros(0, 3))

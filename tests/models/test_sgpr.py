@@ -432,7 +432,7 @@ def test_precision_is_copied_and_validated() -> None:
     _, mixed = pair(KERNELS_MIXED_PRECISION["rbf"](), data)
     assert mixed.prune(torch.arange(12) < 3).precision == "mixed"
     assert mixed.with_candidates(data.X[:2]).precision == "mixed"
-    with pytest.raises(InputError, match=r'`precision` must be "double" or "mixed"; got \'half\''):
+    with pytest.raises(InputError, match="`precision` must be 'double' or 'mixed'; got 'half'"):
         SparseGP(KERNELS_MIXED_PRECISION["rbf"](), data.X[:2], precision="half")
 
 

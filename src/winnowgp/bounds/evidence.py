@@ -133,7 +133,8 @@ class GaussianRows:
         if info.item() != 0 or not bool(sound.all()):
             raise NotPositiveDefiniteError(
                 f"the covariance of {self.N} observations could not be factorised; the noise is "
-                "too small for the scale of the kernel, or a parameter is not finite."
+                "too small for the scale of the kernel, or a parameter is not finite. Standardise "
+                "the data, or increase the noise."
             )
         return A
 

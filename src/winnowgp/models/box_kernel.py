@@ -51,7 +51,7 @@ class BoxKernel(Kernel):
         super().__init__()
         if nodes < 1 or not widths or min(widths) < 0 or len(set(widths)) < len(widths):
             raise InputError(
-                "`nodes` must be at least 1, and `widths` different numbers of columns from 0 on; "
+                "`nodes` must be at least 1, and `widths` distinct column numbers, 0 or larger; "
                 f"got {nodes} and {widths}."
             )
         self.base_kernel, self.widths, self.nodes = copy_module(base_kernel), list(widths), nodes

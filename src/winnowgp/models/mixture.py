@@ -86,7 +86,7 @@ class MixturePosterior(CompositePosterior):
 
     @property
     def described(self) -> Posterior:
-        """The mode."""
+        """The posterior at the mode, which `Z`, `kernel` and `mean` describe."""
         return self.mode
 
     @property

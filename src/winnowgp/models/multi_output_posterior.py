@@ -232,10 +232,10 @@ class MultiOutputPosterior(nn.Module):
         *,
         noise: Float[Tensor, "N P"] | None = None,
     ) -> Float[Tensor, "N P"]:
-        """Return log p(y) of each row and target in nats; NaN where the target is.
+        """Return log p(y) of each row and target, in nats.
 
         Args:
-            Y: targets.
+            Y: targets; the density of a missing one, which is NaN, is NaN.
             noise: known noise variances of the observations, in addition to the learnt one.
         """
         latent, missing = self.predict(X, noise=noise), torch.isnan(Y)

@@ -62,7 +62,14 @@ class LinearTerm:
 
 @final
 class PosteriorPaths(nn.Module):
-    """S functions drawn from a posterior; see the module's description.
+    """S functions drawn from q(f), by pathwise conditioning (Wilson et al. 2020).
+
+        f(x) = μ(x) + f̃(x) + k(x, Z) K_uu⁻¹ (u − f̃(Z)),   u ~ q(u)
+
+    Each is a draw f̃ from the prior, written with random cosines, and corrected at the inducing
+    points. It can be evaluated at any rows, one call after another, at O(M) per row. Mean and
+    covariance are exactly those of q(f); the distribution is nearly Gaussian, the more frequencies
+    the better.
 
     The kernel may be a sum of linear and stationary kernels: RBF, Matérn, rational quadratic,
     periodic and constant ones, on all columns or some, and products of stationary ones.

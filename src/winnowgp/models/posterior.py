@@ -104,7 +104,7 @@ class Posterior(nn.Module):
 
     @property
     def described(self) -> "Posterior":
-        """This posterior; of several that predict together, the one that they name here."""
+        """The posterior itself; for a mixture, the posterior that its attributes describe."""
         return self
 
     @property

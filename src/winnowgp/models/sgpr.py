@@ -440,7 +440,7 @@ def _total(nats: Callable[[Moments], Scalar], moments: tuple[Moments, ...]) -> f
 
 def _checked_precision(precision: str) -> str:
     if precision not in PRECISIONS:
-        raise InputError(f'`precision` must be "double" or "mixed"; got {precision!r}.')
+        raise InputError(f"`precision` must be 'double' or 'mixed'; got {precision!r}.")
     return precision
 
 

@@ -99,7 +99,8 @@ def subset_evidence(
         steps: number of inverse temperatures after β = 0.
         samples: draws of q*, one run back from each. The upper bound is exact only if the draws
             are: those of `sample_subsets` must have mixed.
-        relocations: number before each sweep; one for sixteen inducing points if None.
+        relocations: number of inducing points that are moved to another candidate before each
+            sweep; one for sixteen inducing points if None.
     """
     _check(statistics, prior, reference, runs=runs, steps=steps)
     starts = reference.sample(runs, generator=generator)

@@ -61,13 +61,13 @@ class LocationDensity(ABC):
 
     @abstractmethod
     def log_density(self, Z: Float[Tensor, "M D"]) -> Float[Tensor, " M"]:
-        """Return log h(z) of each location; −∞ where there are none."""
+        """Return log h(z) of each location, in nats; −∞ where the density is zero."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Box(LocationDensity):
-    """The uniform density between two corners."""
+    """The uniform density between the corners `low` and `high`."""
 
     low: Float[Tensor, " D"]
     high: Float[Tensor, " D"]

@@ -157,7 +157,7 @@ class SizeFrontier:
 
     @property
     def gaps(self) -> Float[Tensor, " sizes"]:
-        """Nats per observation by which each ELBO is below `best`, and those given up before."""
+        """Gap of each ELBO to `best` and of earlier batches, in nats per observation."""
         return (self.best + self.earlier_gap - self.elbos) / self.N
 
     def with_model(
@@ -165,8 +165,14 @@ class SizeFrontier:
     ) -> "SizeFrontier":
         """Return the frontier with another model of M inducing points, if its ELBO is higher.
 
-        It may be the model whose ELBO the frontier has already, up to rounding. A known density is
-        worth a millionth of a nat per observation.
+        Rounding is allowed for, so that a model whose ELBO the frontier already has replaces the
+        earlier entry. If only the new model has a held-out log density, its ELBO may be lower by a
+        millionth of a nat per observation.
+
+        Args:
+            M: number of inducing points of the model.
+            elbo: its ELBO in nats.
+            log_density: its held-out log density in nats per observation, if it was computed.
         """
         elbos, densities = self.elbos.clone(), self.log_densities.clone()
         if len(elbos) <= M:

@@ -226,7 +226,7 @@ def local_search(
     log_weights: SizeTable,
     rounds: int = 10,
 ) -> SearchResult:
-    """Improve the score L(Z) + w(|Z|) of a subset until no move helps.
+    """Improve the score L(Z) + w(|Z|) of a subset until no move increases it.
 
     A round makes single additions and removals, oscillating searches of decreasing depth, and one
     sweep of swaps.
