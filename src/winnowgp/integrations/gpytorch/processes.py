@@ -77,7 +77,7 @@ def winnow_processes(
         tolerance: largest ELBO gap to all inducing points, in nats per observed target.
 
     Raises:
-        InputError: the model has other parts.
+        InputError: the model has another strategy, mean or likelihood.
     """
     gp, offset = _converted(model, likelihood)
     X, Y = (each.detach().to(gp.mixing) for each in data)

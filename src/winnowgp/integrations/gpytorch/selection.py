@@ -81,8 +81,8 @@ class Winnowed(Generic[distribution.Same]):
     bound: float
     """ELBO of `model`, in nats: Σ E[log p(y | f)] − KL[q(u) ‖ p(u)]."""
     reference: float
-    """ELBO with all points and the best q(u) that was found for them; after an update, plus what
-    earlier selections gave up."""
+    """ELBO with all points and the best q(u) that was found for them; after an update, plus the
+    ELBO gap of earlier selections."""
     original: float
     """ELBO with all points and the original q(u)."""
     N: int | float
@@ -144,6 +144,9 @@ def winnow(
         generator: source of randomness for subsets that are sampled to learn inclusion
             probabilities, and for samples of deep and latent-variable models.
 
+    Returns: a result whose `model` has the class of the original; `n_inducing`, `elbo_gap` in nats
+        and `inclusion` describe the selection.
+
     >>> import gpytorch
     >>> class Line(gpytorch.models.ApproximateGP):
     ...     def __init__(self, Z):
@@ -175,7 +178,7 @@ def select_points(
         model: the model.
         elbo: its ELBO.
         goal: rule for the number of points.
-        given_up: nats that earlier selections gave up; a tolerance is for all of them together.
+        given_up: ELBO gap of earlier selections in nats; a tolerance is for all of them together.
     """
     if isinstance(goal, Tolerance):
         # Points that cost nothing but rounding errors may always leave.
@@ -201,7 +204,9 @@ def subset_objective(
     """Return the ELBO of a GPyTorch model as a function of the inducing points that it uses.
 
     Args:
-        model: as for `winnow`, and so are `likelihood` and `data`.
+        model: the model, as for `winnow`.
+        likelihood: the likelihood it was trained with.
+        data: `(train_x, train_y)`; for a BayesianGPLVM its table alone.
         seed: seed of the samples of deep and latent-variable models, the same for every subset.
     """
     rows = TrainingData.of(model, data)

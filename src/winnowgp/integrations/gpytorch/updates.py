@@ -52,9 +52,9 @@ def update_winnowed(
 ) -> Winnowed[Same]:
     """Return a model that has learnt from more rows, without those it was trained on.
 
-    Rows of the batch become inducing points where the model knows least, and points that are no
-    longer needed are dropped, old ones and rows alike, by the marginal gain for all rows so far.
-    Kernel, mean and likelihood are unchanged, bit for bit. The earlier rows are remembered through
+    Rows of the batch with the largest conditional variance become inducing points. Points that are
+    no longer needed are dropped, old and new, by the marginal gain for all rows so far. Kernel,
+    mean and likelihood are unchanged, bit for bit. The earlier rows are remembered through
     q(u), which `winnow` has optimised (Bui, Nguyen and Turner 2017): exactly, given the inducing
     points, if the likelihood is Gaussian.
 
@@ -68,6 +68,8 @@ def update_winnowed(
         max_points: number of points at most, instead of a tolerance.
         n_candidates: number of rows that may become inducing points, at most.
         generator: as for `winnow`.
+
+    Returns: a result like that of `winnow`, whose `model` is the updated one.
 
     Raises:
         InputError: the model is deep or has latent inputs, several sets of points, or a q(u)
