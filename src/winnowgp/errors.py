@@ -17,11 +17,11 @@ class UnavailableAttributeError(InputError, AttributeError):
 
 
 class NotPositiveDefiniteError(WinnowError, ArithmeticError):
-    """A covariance matrix could not be factorised, even with the largest jitter."""
+    """A covariance matrix could not be factorised, or a bound or its gradient is not finite."""
 
 
 class TrainingError(WinnowError, RuntimeError):
-    """An optimiser could not evaluate its objective at the starting point."""
+    """An optimiser cannot evaluate its objective, or a process of a run was killed."""
 
 
 class DataNotFoundError(WinnowError, FileNotFoundError):

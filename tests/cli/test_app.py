@@ -45,7 +45,7 @@ from winnowgp.errors import CheckpointWarning, InputError
         ("predict y.winnow SHOP -o out.xlsx", r"must end in one of \.csv"),
         ("predict y.winnow SHOP --level 95", "`--level` must lie between 0 and 1"),
         ("predict SHOP SHOP", "is not a winnowgp model"),
-        ("predict nope.winnow SHOP", "There is no file nope.winnow; give a file"),
+        ("predict nope.winnow SHOP", "nope.winnow does not exist; give a file"),
         ("predict . SHOP", "is a folder"),
         ("predict posterior.winnow SHOP", "holds a SparseGPRegressor, saved from Python"),
         ("plot y.winnow --what art", "`--what` must be one of"),

@@ -203,7 +203,7 @@ def test_fit_repeated_option_names_columns_of_each(
 
 def test_info_of_a_missing_file_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "missing.winnow"]) == 2
-    message = "winnow: There is no file missing.winnow; give a file that `winnow fit` wrote.\n"
+    message = "winnow: missing.winnow does not exist; give a file that `winnow fit` wrote.\n"
     assert capsys.readouterr().err == message
 
 

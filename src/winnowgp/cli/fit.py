@@ -112,7 +112,7 @@ def fit(
         str,
         typer.Option(
             help="What commas in numbers mean: ',' if they are decimal commas, '.' if they "
-            "separate thousands; auto reads thousands where a cell shows that, and asks elsewhere."
+            "separate thousands; auto: thousands where a cell shows that, an error elsewhere."
         ),
     ] = "auto",
     dates: Annotated[
@@ -153,8 +153,8 @@ def fit(
     max_fit_seconds: Annotated[
         float | None,
         typer.Option(
-            help="Time that growing the number of candidates may take, in seconds; by default a "
-            "budget of work limits it."
+            help="Time that the fit is to take, in seconds; a step that has begun ends. By default "
+            "a number of operations limits it."
         ),
     ] = None,
     criterion: Annotated[

@@ -162,7 +162,7 @@ def _checked_file(path: Path) -> Path:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file that `winnow fit` wrote.")
     if not path.exists():
-        raise InputError(f"There is no file {path}; give a file that `winnow fit` wrote.")
+        raise InputError(f"{path} does not exist; give a file that `winnow fit` wrote.")
     return path
 
 

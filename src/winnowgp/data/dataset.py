@@ -231,7 +231,9 @@ class Dataset(Source):
             return parts[0]
         for name in ("weights", "noise"):
             if len({getattr(part, name) is None for part in parts}) > 1:
-                raise InputError(f"all parts must have {name}, or none; some have them.")
+                raise InputError(
+                    f"`{name}` must be given for all parts, or for none; some have it."
+                )
         weights = [part.weights for part in parts if part.weights is not None]
         noise = [part.noise for part in parts if part.noise is not None]
         return cls(

@@ -126,7 +126,7 @@ def _csv_blocks(
     except InputError:
         raise
     except (UnicodeError, ValueError) as error:
-        raise InputError(f"{path} is not {encoding} text: {error}.") from error
+        raise InputError(f"{path} is not {encoding} text: {error}. Save it as UTF-8.") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 

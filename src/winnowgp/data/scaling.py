@@ -74,7 +74,7 @@ class Standardiser:
 
     @classmethod
     def none(cls, A: Float[Tensor, "N C"]) -> "Standardiser":
-        """Return the identity for columns such as those of `A`."""
+        """Return the identity for as many columns as `A` has."""
         return cls(torch.zeros_like(A[0]), torch.ones_like(A[0]))
 
     @classmethod

@@ -89,13 +89,14 @@ def save(model: Any, path: str | os.PathLike[str]) -> Path:
 def load(path: str | os.PathLike[str]) -> Any:
     """Load what `save` wrote to a file; tensors are on the CPU.
 
-    Loading executes nothing that the file contains. It copies and checks tensors on one thread:
-    several would wait for each other beside busy processes.
+    Loading executes nothing that the file contains.
 
     Raises:
         ModelFileError: the file was not written by winnowgp, is truncated or damaged, has a newer
             format, or has inconsistent contents.
     """
+    # Tensors are copied and checked on one thread: several would wait for each other beside busy
+    # processes.
     with single_thread(), _opened(Path(path)) as archive:
         model = deserialise(archive)
         if _kind_of(model) is None:

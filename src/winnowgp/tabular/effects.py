@@ -79,7 +79,9 @@ def permutation_importance(
     else:
         numbers = table.numbers(target)
         if numbers is None:
-            raise InputError(f"the target {target!r} must be numeric; it has strings.")
+            raise InputError(
+                f"the target {target!r} must be numeric; it has strings. Correct them."
+            )
         y = numbers
     X = model.encoder.encode(table)
     return importance(model.estimator, model.encoder, X, y, repeats=repeats, seed=seed)

@@ -307,7 +307,10 @@ def labelled_rows(model: TabularModel, table: TableLike) -> DataTable:
         )
     rows = table.part(~table.missing(model.target))
     if not rows.N:
-        raise InputError(f"the table must have rows with a target; {model.target!r} is empty.")
+        raise InputError(
+            f"the table must have rows with a target; {model.target!r} is empty. Pass labelled "
+            "rows."
+        )
     return rows
 
 
@@ -330,7 +333,10 @@ def observed_targets(model: TabularModel, rows: DataTable) -> NDArray[Any]:
         return labels
     values = rows.numbers(model.target, model.encoder.target)
     if values is None:
-        raise InputError(f"the target {model.target!r} must be numeric, as in the training table.")
+        raise InputError(
+            f"the target {model.target!r} must be numeric, as in the training table; it has "
+            "strings. Correct them."
+        )
     check_finite(rows, model.target, values)
     return values
 

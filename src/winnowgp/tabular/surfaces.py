@@ -95,5 +95,7 @@ def _targets(model: TabularModel, table: DataTable) -> NDArray[np.float64]:
         return np.array([number.get(str(w), np.nan) for w in table.strings(model.target)])
     values = table.numbers(model.target, model.encoder.target)
     if values is None:
-        raise InputError(f"column {model.target!r} must be numeric to be plotted; it has strings.")
+        raise InputError(
+            f"column {model.target!r} must be numeric to be plotted; it has strings. Correct them."
+        )
     return values
