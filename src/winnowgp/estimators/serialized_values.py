@@ -177,6 +177,7 @@ def _stream_record(
     first: FirstRows | None,
     waiting: float,
     steps: Float[Tensor, "m 2 n"] | None,
+    noise_share: Float[Tensor, "*outputs"] | None,
 ) -> StreamRecord:
     known = isnan(remembered) or 0 < remembered <= seen * (1 + 1e-9)
     if not (known and seen > 0 and count >= 1 and given_up >= 0 and waiting >= 0):
@@ -190,6 +191,8 @@ def _stream_record(
         raise ModelFileError("a StreamRecord must have a number for each point of its memory")
     if steps is not None and not (steps.dim() == 3 and steps.shape[1] == 2):
         raise ModelFileError("a StreamRecord must have a gradient change for each step")
+    if noise_share is not None and not bool(((noise_share > 0) & (noise_share <= 1)).all()):
+        raise ModelFileError("a StreamRecord must have a share of the noise between 0 and 1")
     return StreamRecord(
         seen,
         remembered,
@@ -203,6 +206,7 @@ def _stream_record(
         first,
         waiting,
         steps,
+        noise_share,
     )
 
 
@@ -239,6 +243,7 @@ def _memory(
     N: int | float,
     fixed: Memory | None,
     counts: Float[Tensor, " P"] | None,
+    lost: Float[Tensor, "*outputs"] | None,
 ) -> Memory:
     if fixed is not None and (fixed.Z.shape != Z.shape or fixed.y.shape[1] != y.shape[1]):
         raise ModelFileError("both parts of a Memory must have the same points and outputs")
@@ -246,7 +251,9 @@ def _memory(
         raise ModelFileError("a Memory must have rows, and combinations of each output")
     if residual.shape not in ((), (y.shape[1],)):
         raise ModelFileError("a Memory must have one residual, or one of each output")
-    return Memory(Z, A, y, residual, N, fixed, counts)
+    if lost is not None and lost.shape != residual.shape:
+        raise ModelFileError("a Memory must have lost variances like its residual")
+    return Memory(Z, A, y, residual, N, fixed, counts, lost)
 
 
 def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:
