@@ -314,7 +314,7 @@ def test_fit_of_repeated_measurements_is_that_of_all_rows(
         seen.append(fewer.N)
         return fewer if len(seen) == 1 else rows
 
-    monkeypatch.setattr("winnowgp.estimators.regression.FEW_ROWS", 100)
+    monkeypatch.setattr("winnowgp.estimators.regression.CONFIRMED_ROWS", 100)
     monkeypatch.setattr("winnowgp.estimators.regression.pooled", counted)
     grid = np.linspace(0, 6, 20)[:, None]
     elbos, predictions = [], []

@@ -370,8 +370,11 @@ def test_lost_variance_equals_dense_conditional_variance_of_all_rows() -> None:
     expected = online.memory.lost + (online.memory.A[0].mT @ left @ online.memory.A[0]).trace()
     assert memory.lost is not None
     assert memory.lost.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert memory.forget(0.5).lost.item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
-    assert joined([memory, memory]).lost.item() == pytest.approx(2 * expected.item(), rel=1e-5)
+    half, twice = memory.forget(0.5).lost, joined([memory, memory]).lost
+    assert half is not None
+    assert twice is not None
+    assert half.item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    assert twice.item() == pytest.approx(2 * expected.item(), rel=1e-5)
 
 
 def test_noise_share_of_points_that_leave_out_noise_free_variance_is_at_least_one_half() -> None:

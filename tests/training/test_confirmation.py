@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from scipy import stats
+from scipy.integrate import quad
 from scipy.special import beta
 from torch.distributions import Normal
 
@@ -91,6 +92,24 @@ def test_constant_weight_gains_are_lower_by_their_error(spread: float, subtracte
     rows = ((1 - nodes)[:, None] * shifted.exp() + nodes[:, None]).log().sum(1)
     density = (rows + nodes.log()).softmax(0)
     assert constant_weight(gain, 3) == pytest.approx((density @ nodes).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("N", "prior", "subtracted"), [(200, 2, 0.05), (201, 1, 0.0)])
+def test_constant_weight_of_more_rows_has_a_uniform_prior(
+    N: int, prior: int, subtracted: float
+) -> None:
+    gains = np.array([-0.4, 0.15, 0.15, 0.9])
+    shifted = gains - subtracted  # A third of the median, less than the standard error.
+
+    def moment(power: int) -> float:
+        def integrand(w: float) -> float:
+            nats = (N / 4) * np.log((1 - w) * np.exp(shifted) + w).sum()
+            return w ** (power + prior - 1) * np.exp(nats - N / 5)
+
+        return quad(integrand, 0, 1, epsabs=0, epsrel=1e-10)[0]
+
+    expected = moment(1) / moment(0)
+    assert constant_weight(torch.from_numpy(gains), N) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("gain", [0.3, 1.0, 3.0])
@@ -280,6 +299,27 @@ def test_confirmed_optima_lengthscales_of_ranks_are_for_few_rows_or_a_doubtful_g
     with pytest.raises(KeyboardInterrupt):
         fitted(X, (2 * X[:, :1].sin() + 0.4 * noise).exp())
     assert bool(found[0]) == ranks
+
+
+@pytest.mark.parametrize(
+    ("N", "averaged", "early"),
+    [(200, True, True), (201, True, False), (201, False, True), (501, True, True)],
+)
+def test_confirmed_optima_all_rows_weigh_an_average_of_201_to_500_rows(
+    N: int, averaged: bool, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[bool] = []
+
+    def held_out(*_: Any, early_stopping: bool, **__: Any) -> torch.Tensor:
+        stopped.append(early_stopping)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(confirmation, "held_out_gain", held_out)
+    X, noise = rows(N, 1, seed=3)
+    schedule = FastSchedule(averaged=averaged)
+    with pytest.raises(KeyboardInterrupt):
+        fit(gp(X), Dataset(X, standardised(X.sin() + 0.3 * noise)), schedule=schedule)
+    assert stopped == [early]
 
 
 @pytest.mark.parametrize(("bad", "confirmed"), [(1, True), (8, False)])

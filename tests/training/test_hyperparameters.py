@@ -338,32 +338,6 @@ def test_evidence_of_each_kernel_is_that_of_the_kernel_alone() -> None:
         assert evidence == pytest.approx(compared(rows, kernel()).kernels[0], abs=5e-3)
 
 
-def test_evidence_linear_term_is_added_where_it_pays() -> None:
-    g = torch.Generator().manual_seed(3)
-    X = torch.rand(60, 3, generator=g, dtype=torch.float64)
-    noise = 0.1 * torch.randn(60, generator=g, dtype=torch.float64)
-    trend = X @ torch.tensor([20.0, -10.0, 5.0], dtype=torch.float64)
-    rows = Dataset.of(X, trend + torch.sin(9 * X[:, 0]) + noise)
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=3))
-    with_term, without = (compared(rows, kernel, linear_term=flag) for flag in (True, False))
-    assert without.linear_gain is None
-    assert with_term.linear_gain is not None
-    assert with_term.linear_gain > 0.01
-    assert any(isinstance(part, LinearKernel) for part in with_term.best.kernel.modules())
-    assert not any(isinstance(part, LinearKernel) for part in without.best.kernel.modules())
-    gained = with_term.optima[0].evidence - without.optima[0].evidence
-    assert with_term.linear_gain == pytest.approx(gained / 60, abs=5e-3)
-
-
-def test_evidence_linear_term_is_not_added_to_a_stationary_draw() -> None:
-    for seed in range(3):
-        found = compared(
-            drawn(100, 1.0, 0.01, seed=seed), ScaleKernel(RBFKernel()), linear_term=True
-        )
-        assert found.linear_gain is None
-        assert not any(isinstance(part, LinearKernel) for part in found.best.kernel.modules())
-
-
 @pytest.mark.parametrize("column", [0, 4])
 def test_evidence_finds_a_fast_cycle_in_one_of_six_columns(column: int) -> None:
     g = torch.Generator().manual_seed(1)
@@ -392,21 +366,6 @@ def test_evidence_fewer_rows_than_there_are_is_not_complete() -> None:
     assert not found.complete
     assert found.rows == 40
     assert found.optima[0].observations == 40
-
-
-def test_evidence_linear_term_is_decided_again_with_all_rows(monkeypatch) -> None:
-    monkeypatch.setattr(hyperparameters, "STAGES", (20, 30, 40))
-    g = torch.Generator().manual_seed(0)
-    X = 10 * torch.rand(150, 2, generator=g, dtype=torch.float64)
-    noise = torch.randn(150, generator=g, dtype=torch.float64)
-    rows = Dataset.of(X, torch.sin(4 * X[:, 0]) + 0.3 * (X[:, 1] - 5) + 0.3 * noise)
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
-    part, whole = (compared(rows, kernel, rows=n, linear_term=True) for n in (30, 150))
-    assert part.linear_gain is None
-    assert whole.linear_gain is not None
-    without = compared(rows, kernel)
-    gain = whole.optima[0].evidence - without.optima[0].evidence
-    assert whole.linear_gain * 150 == pytest.approx(gain, abs=0.5)
 
 
 def test_evidence_few_points_reach_the_optimum_of_the_evidence(monkeypatch) -> None:

@@ -1,5 +1,7 @@
 """Fewer points at an optimum of the evidence that is not the best, but within the tolerance."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -92,3 +94,30 @@ def test_optimum_of_large_weights_has_the_noise_of_unit_weights(
     unit, heavy = noises
     assert 0.05 < unit < 0.15
     assert heavy == pytest.approx(unit, rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0])
+def test_optimum_beyond_the_tolerance_of_unit_weights_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, weight: float
+) -> None:
+    """Optima are those of unit weights, and so is the tolerance that they may be below the best."""
+    tried: list[int] = []
+    fresh = FastSteps.with_fresh
+
+    def spied(self: FastSteps, model: SparseGP, count: int) -> SparseGP:
+        tried.append(count)
+        return fresh(self, model, count)
+
+    monkeypatch.setattr(FastSteps, "with_fresh", spied)
+    data = replace(rows(), weights=torch.full((N,), weight, dtype=torch.float64))
+    gp = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], noise=0.1)
+    g = torch.Generator().manual_seed(0)
+    steps = FastSteps(gp, data, rows=N, context=TrainingContext(g), budget=Budget(data.X.device))
+    # The others are 1 and 3 times the tolerance of 0.1 below the best.
+    optima = tuple(Optimum(gp, -nats * N, N, 0, converged=True) for nats in (1.0, 1.1, 1.3))
+    steps.initialization = Initialization(optima, N, True, (-1.0,))
+    chosen = Choice(
+        gp.with_candidates(data.X[::2]), -1.0 * N * weight, None, exact=True, goal=Tolerance(0.1)
+    )
+    with_other_optimum(steps, chosen)
+    assert len(tried) == 1

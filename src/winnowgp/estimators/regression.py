@@ -43,7 +43,7 @@ from winnowgp.models.observations import Prediction
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.confirmation import FEW_ROWS
+from winnowgp.training.confirmation import CONFIRMED_ROWS
 from winnowgp.training.initialization import best_level
 from winnowgp.training.laplace import (
     MOST_ROWS,
@@ -263,7 +263,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
 
     def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:
         # Few rows are held out one by one, to confirm that they show an effect.
-        if not self._collapsed(params) or rows.N <= FEW_ROWS:
+        if not self._collapsed(params) or rows.N <= CONFIRMED_ROWS:
             return rows
         return pooled(rows, known=NEGLIGIBLE if params.noise == "known" else None)
 

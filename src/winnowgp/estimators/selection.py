@@ -45,7 +45,7 @@ CANDIDATE_ROWS = 4_000
 HYPER = ("auto", "point", "laplace")
 """Average over hyper-parameters if rows are few; their most probable values; always average."""
 
-FEW_ROWS = 500
+AVERAGED_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""
 
 OUTLIER_GAIN = 0.01
@@ -157,11 +157,11 @@ def check_hyper_rows(params: Parameters, data: Source) -> None:
     "auto" becomes "laplace" with up to 500 rows and "point" with more. With up to 2,000,
     `params.robust` says that predictions are averaged with a constant if held-out rows gain by it.
     """
-    params.robust = params.hyper == "auto" and FEW_ROWS < data.N <= MOST_ROWS
+    params.robust = params.hyper == "auto" and AVERAGED_ROWS < data.N <= MOST_ROWS
     if params.hyper == "point":
         return
     if params.hyper == "auto":
-        params.hyper = "laplace" if data.N <= FEW_ROWS else "point"
+        params.hyper = "laplace" if data.N <= AVERAGED_ROWS else "point"
         return
     if data.N > MOST_ROWS:
         raise InputError(

@@ -84,7 +84,8 @@ class SparseEstimator(BaseGP, ABC):
 
     Args:
         kernel: "auto" compares RBF, Matérn-5/2 and Matérn-3/2 by their evidence, with a linear term
-            where that pays (the paper's schedule uses RBF). Or a string such as "rbf", "matern52",
+            where that pays and does not predict rows that are left out clearly worse (the paper's
+            schedule uses RBF). Or a string such as "rbf", "matern52",
             "rbf + periodic" or "rbf[0, 1] * linear", with one lengthscale per column (see
             `winnowgp.estimators.kernels`), or a GPyTorch kernel for standardised inputs.
         mean: prior mean of the function of standardised inputs, which is learnt with the kernel:

@@ -104,6 +104,33 @@ def exact_log_density(
     return total
 
 
+@torch.no_grad()
+def leave_one_out_density(
+    kernel: Kernel, *, data: Dataset, mean: Mean, noise: TargetNoise
+) -> Float[Tensor, " N"]:
+    """Return the log density of each row given all other rows, at fixed hyper-parameters; O(N³).
+
+    Nats, summed over the outputs, which every row has. With A = (K + S)⁻¹ and the noise variances
+    on the diagonal of S, an observation given all others has (Sundararajan and Keerthi 2001)
+
+        mean y_i − [A y]_i / A_ii,   variance 1/A_ii.
+
+    A row of weight w is left out with all of its observations, and predicted as one of them.
+
+    Raises:
+        NotPositiveDefiniteError: the covariance of the observations is singular to working
+            precision.
+    """
+    total = torch.zeros_like(data.Y[:, 0])
+    for rows in gaussian_rows(kernel, data=data, mean=mean, noise=noise):
+        A = torch.cholesky_inverse(rows.factor())
+        inverse = A.diagonal()[:, None]
+        variance = 1 / inverse - rows.variances()[:, None] + rows.noise.expand(rows.N)[:, None]
+        error = A @ rows.Y / inverse
+        total -= 0.5 * (error.square() / variance + variance.log() + log(2 * pi)).sum(1)
+    return total
+
+
 def chunked_mean(mean: Mean) -> tuple[AutogradMean, list[Tensor]]:
     """Return a mean for passes over blocks of rows, and the parameters of its gradient."""
     inputs: list[Tensor] = [p for p in mean.parameters() if p.requires_grad]

@@ -7,8 +7,9 @@ points suffice. So the evidence is maximised on as many rows as the budget affor
 2. More rows: the best modes, starts in which the function varies along one column only, and the
    other kernels from the best mode.
 3. All affordable rows: the best few optima (of up to 1,000 rows two of each kernel), the best
-   kernel from the start, and a linear term once more. Where a bound with few inducing points is
-   close to the evidence, it is maximised first.
+   kernel from the start, and a linear term once more, if rows that are left out are not predicted
+   worse with it. Where a bound with few inducing points is close to the evidence, it is maximised
+   first.
 
 Optima that differ are all returned. If they are not those of all rows, `local_evidence` looks for
 finer structure, and the collapsed bound of all rows decides later.
@@ -53,6 +54,7 @@ from winnowgp.training.optima import (
     descending,
     distinct_optima,
     has_lost,
+    predicts_worse,
 )
 from winnowgp.training.scoring import optimise_evidence
 
@@ -168,7 +170,8 @@ def maximise_evidence(
     late = linear_term and search.is_late()
     if linear_term and linear_gain is None and comparison < rows <= 4 * STAGES[-1] and not late:
         # A slope that pays with all rows may not pay with a part of them.
-        ranked, linear_gain = search.linear_term(ranked, ranked[:1], reached)
+        bases = best_optima(ranked)[: 2 if reached <= STAGES[-1] else 1]
+        ranked, linear_gain = search.linear_term(ranked, bases, reached)
     optima = tuple(distinct_optima(ranked))
     return replace(
         result, optima=optima, rows=reached, complete=reached == data.N, linear_gain=linear_gain
@@ -238,8 +241,9 @@ class _Search(Generic[Model]):
         """
         rows, expensive = self.rows(count), count > STAGES[-1]
         gain = 3e-4 if expensive or rows.N == self.data.N else 1e-3
-        gain = 1e-4 if continued and rows.N == self.data.N and not expensive else gain
-        stop = Stop(gain=gain * rows.observations, window=10, iterations=60)
+        last = continued and rows.N == self.data.N and not expensive
+        # A linear term takes over slowly.
+        stop = Stop((1e-4 if last else gain) * rows.observations, 10, 120 if last else 60)
         few = len(starts) <= (1 if expensive else _FEW)
         # The first of few starts is the most promising one.
         ranked = self._ranked(starts[:1], rows, stop) if few else []
@@ -413,13 +417,14 @@ class _Search(Generic[Model]):
             ranked: optima on `count` rows, the best first.
             bases: those to which the term is added.
 
-        Returns: the gain is in nats per observation, None if the term does not pay.
+        Returns: the gain is in nats per observation, None if the term does not pay: neither if the
+            evidence gains little nor if rows that are left out are predicted clearly worse.
         """
         starts = [Start(with_linear_term(base.model, self.data), base.kernel) for base in bases]
         needed = max(0.01 * ranked[0].observations, 3 + 0.5 * self.data.D)
         best = self.optimise(starts, count, continued=True)[0]
         gain = best.objective - ranked[0].objective
-        if gain <= needed:
+        if gain <= needed or predicts_worse(best.model, ranked[0].model, self.rows(count)):
             return ranked, None
         return [best, *ranked], gain / best.observations
 

@@ -16,7 +16,9 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
+from winnowgp.models.exact_gp import leave_one_out_density
 from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.training.cross_validation import PredictiveGap
 from winnowgp.training.lbfgs import Curvature
 
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
@@ -27,6 +29,8 @@ _DISTINCT = 2e-3
 # Hyper-parameters that are so many nats per observation below the best have lost, unless they lack
 # at most so many times what their last iterations gained.
 _LOST, _RISING = 0.02, 2.0
+# Standard errors by which the log density of rows that are left out is clearly lower.
+_CLEAR = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +101,25 @@ def divergence(a: InducingModel, b: InducingModel, rows: Dataset) -> float:
     means = prior_mean(a.mean, rows.X) - prior_mean(b.mean, rows.X)
     trace = squared_norm(solve_lower(L_b, L_a)) + squared_norm(solve_lower(L_b, means))
     return (0.5 * (trace - rows.N) + half_log_det(L_b) - half_log_det(L_a)).item()
+
+
+def predicts_worse(model: InducingModel, other: InducingModel, rows: Dataset) -> bool:
+    """Return whether a model predicts each row from the others clearly worse than another one.
+
+    Both have seen all rows, which favours the model of more parameters. Not for other likelihoods,
+    and not where targets are missing.
+    """
+    if not (isinstance(model, SparseGP) and isinstance(other, SparseGP) and rows.complete):
+        return False
+    try:
+        own, others = (
+            leave_one_out_density(m.kernel, data=rows, mean=m.mean, noise=m.noise)
+            for m in (model, other)
+        )
+    except NotPositiveDefiniteError:
+        return False
+    gap = PredictiveGap.of(others, own, weights=rows.weights)
+    return gap.nats > _CLEAR * gap.standard_error
 
 
 def has_lost(optimum: Optimum[Model], highest: float) -> bool:

@@ -112,11 +112,13 @@ def with_other_optimum(steps: FastSteps[Model], chosen: Choice[Model]) -> Choice
         return None
     data, best, result = steps.data, initial.optima[0], None
     nats = chosen.goal.nats * data.observations
+    # With weights, the optima are those of unit weights.
+    near = _NEAR * chosen.goal.nats * best.observations
     for optimum in initial.optima[1:]:
         if steps.is_late() or optimum.observations != best.observations:
             break
         most = int(_FEWER * (result or chosen).model.K)
-        if most < 1 or optimum.objective < best.objective - _NEAR * nats:
+        if most < 1 or optimum.objective < best.objective - near:
             continue
         model = optimum.model
         if not optimum.converged:
