@@ -135,6 +135,7 @@ class Split:
             batch_size=ROWS,
             epochs=(100, UPDATES // 2, UPDATES // 2),
             smaller_models=4,
+            shallow_alternative=False,
             random_state=self.seed,
             device=self.device,
             callbacks=record,

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from helpers.short_fits import short_fits, short_shallow_starts
 from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import NoInducingPointsWarning
-from winnowgp.estimators import deep, deep_shallow
+from winnowgp.estimators import deep_initialization, deep_shallow
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, SparseGP
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
@@ -78,7 +79,7 @@ def test_narrow_start_is_a_shallow_gp(monkeypatch: pytest.MonkeyPatch) -> None:
         starts.extend(models)
         return models[0]
 
-    monkeypatch.setattr(deep, "select_start", first)
+    monkeypatch.setattr(deep_initialization, "select_start", first)
     X, y = rows()
     shortly(n_candidates=12).fit(X, y)
     X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
@@ -104,7 +105,7 @@ def test_narrow_start_is_for_shallow_models_with_a_tolerance(
     def no_shallow_fit(*_: Any) -> DeepGP:
         raise AssertionError
 
-    monkeypatch.setattr(deep, "with_shallow_top", no_shallow_fit)
+    monkeypatch.setattr(deep_initialization, "with_shallow_top", no_shallow_fit)
     shortly(**options, n_candidates=6).fit(*rows(40))
 
 
@@ -119,7 +120,7 @@ def test_shallow_alternative_predicts_as_a_shallow_estimator(fitted, tmp_path) -
     assert np.abs(np.log(sd / other_sd)).max() < 0.2
     loaded = load(fitted.save(tmp_path / "model.winnow"))
     np.testing.assert_allclose(loaded.predict(X_new), mean, rtol=1e-10)
-    assert loaded.posterior_.samples == fitted.posterior_.samples == 2
+    assert loaded.posterior_.samples == fitted.posterior_.samples == 0
 
 
 def test_shallow_alternative_is_compared_with_the_deep_models(fitted: DeepGPRegressor) -> None:
@@ -129,7 +130,7 @@ def test_shallow_alternative_is_compared_with_the_deep_models(fitted: DeepGPRegr
         assert each.elbo < fitted.elbo_
         gap = (fitted.elbo_ - each.elbo) / 70
         assert each.elbo_gap - fitted.elbo_gap_ == pytest.approx(gap)
-    # Its two samples are quicker than the 64 of the others.
+    # Without samples it is quicker than the 64 of the others.
     assert fitted.allocations_[0].sizes == fitted.n_inducing_
     assert fitted.available_sizes_ == (fitted.n_inducing_,)
 
@@ -142,6 +143,136 @@ def test_comparison_of_a_lower_elbo_holds_no_rows_out(fitted: DeepGPRegressor) -
     assert compared.elbo_gain < 0
     assert pytest.approx(compared.elbo_gain) in gains
     assert compared.density_gain is compared.density_gain_error is None
+
+
+def test_shallow_alternative_has_the_posterior_of_the_shallow_gp() -> None:
+    """Hidden functions differ from the identity by 1e-4, and none of its points is lost."""
+    data = noisy(200)
+    model = shallow_of(data)
+    model.likelihood.noise = torch.tensor(1e-3)
+    posterior = model.posterior(data)
+    top = DeepLayer(model.kernel, data.X[:2], outputs=1)
+    like = DeepGP([top], likelihood=GaussianLikelihood().double())
+    shallow: Any = SimpleNamespace(model=model, posterior=posterior)
+    found = deep_shallow._as_deep(shallow, data, like, 2, torch.Generator())
+    assert [layer.K for layer in found.layers] == [1, 1, 40]
+    new = noisy(30, seed=1).X
+    exact, deep_one = posterior.predict(new), found.posterior(samples=0).predict(new)
+    torch.testing.assert_close(deep_one.mean, exact.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(deep_one.variance, exact.variance, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(found.likelihood.noise, model.likelihood.noise)
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In it 70 rows are many, from which no deep GP starts as a shallow one."""
+
+    def not_for_many(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(deep_shallow, "_FEW_ROWS", 60)
+    monkeypatch.setattr(deep_initialization, "with_shallow_top", not_for_many)
+    monkeypatch.setattr(deep_shallow, "_refitted", not_for_many)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(("gain", "selected"), [(0.12, "deep"), (0.08, "shallow")])
+def test_many_rows_are_compared_with_a_tenth_held_out(
+    monkeypatch: pytest.MonkeyPatch, gain: float, selected: str
+) -> None:
+    model, (train, test) = compared(monkeypatch, gain)
+    found = model.comparison_
+    assert found is not None
+    assert (train.N, test.N) == (63, 7)
+    assert found.selected == selected
+    assert found.density_gain == pytest.approx(gain)
+    assert (model.n_inducing_[0] == 1) == (selected == "shallow")
+
+
+@pytest.mark.usefixtures("many")
+def test_shallow_gp_of_many_rows_has_not_seen_the_held_out_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its q(u) is that of the other rows, with the hyper-parameters and points of all rows."""
+    monkeypatch.setattr(deep_shallow, "points_of_part", lambda train, test, points: points)
+    compared_with: list[tuple[Any, Dataset]] = []
+
+    def scores(_: DeepGP, train: Dataset, test: Dataset, **__: Any) -> tuple[float, Tensor]:
+        compared_with.append((None, train))
+        return 0.0, torch.zeros(test.N)
+
+    def densities(posterior: Any, test: Dataset) -> Tensor:
+        compared_with.append((posterior, test))
+        return torch.ones(test.N)
+
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+    monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
+    monkeypatch.setattr(deep_shallow, "log_densities", densities)
+    with short_shallow_starts():
+        model = shortly(n_candidates=8).fit(*rows())
+    (_, train), (posterior, test) = compared_with
+    assert (train.N, test.N) == (63, 7)
+    last = model.posterior_.layers[-1]
+    torch.testing.assert_close(posterior.Z, last.candidates)
+    (whole,) = (posterior.condition_on(test),)
+    torch.testing.assert_close(whole.q_mean, last.q_mean, rtol=1e-6, atol=1e-6)
+    assert (posterior.q_mean - last.q_mean).abs().max() > 1e-3
+
+
+def test_inducing_points_at_held_out_rows_move_to_other_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deep_shallow, "_DISTANCES", 100)
+    data = noisy(60)
+    test, train = data.part(torch.arange(15)), data.part(torch.arange(15, 60))
+    own, near = train.X[:6], train.X[20:24] + 1e-6
+    # One is at a held-out row whose closest other row is an inducing point as well.
+    distance = (test.X[:, None] - train.X).norm(dim=2)
+    taken = train.X[distance[3].argmin()][None]
+    points = torch.cat([test.X[[3, 5, 8]], own, near, taken])
+    found = deep_shallow.points_of_part(train, test, points)
+    closest = [train.X[distance[number].argmin()] for number in (5, 8)]
+    expected = torch.stack([*own, *near, *closest, taken[0]]).unique(dim=0)
+    assert len(expected) == 13
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+    assert deep_shallow.points_of_part(train, test, points[:0]).shape == (0, 2)
+
+
+def test_comparison_is_with_inducing_points_that_are_not_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No inducing point of the shallow GP that is compared is closest to a held-out row."""
+    parts: list[Dataset] = []
+    seen: list[Any] = []
+
+    def scores(_: DeepGP, train: Dataset, test: Dataset, **__: Any) -> tuple[float, Tensor]:
+        parts.extend((train, test))
+        return 0.0, torch.zeros(test.N)
+
+    def densities(posterior: Any, test: Dataset) -> Tensor:
+        seen.append(posterior)
+        return torch.ones(test.N)
+
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+    monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
+    monkeypatch.setattr(deep_shallow, "log_densities", densities)
+    with short_shallow_starts():
+        shortly(tolerance=1e-4).fit(*rows())
+    (posterior,), (train, test) = seen, parts
+    own, others = (torch.cdist(posterior.Z, part.X).min(1).values for part in (train, test))
+    assert len(own) > 12
+    assert bool((own <= others).all())
+
+
+@pytest.mark.usefixtures("many")
+def test_comparison_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_shallow_fit(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(deep_shallow, "_fitted_shallow", no_shallow_fit)
+    model = shortly(n_candidates=6, shallow_alternative=False).fit(*rows())
+    assert model.comparison_ is None
+    assert model.n_inducing_[0] > 1 or model.posterior_.samples == 64
 
 
 def compared(
@@ -197,7 +328,7 @@ def test_deep_gp_of_a_higher_elbo_alone_is_not_selected(
     assert found.selected == "shallow"
     assert found.density_gain == pytest.approx(gain)
     assert model.n_inducing_[0] == 1
-    assert model.posterior_.samples == 2
+    assert model.posterior_.samples == 0
     # The gap is that to a deep model, which is the best one by its ELBO.
     best = max(model.allocations_, key=lambda each: each.elbo)
     assert best.sizes != model.n_inducing_
@@ -274,7 +405,14 @@ def test_refitted_shallow_gp_keeps_priors_and_inducing_points() -> None:
 def test_comparison_trains_a_deep_gp_that_has_not_seen_the_held_out_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The start from a shallow GP has a q(u) of all rows, which is computed anew."""
+    """The start from a shallow GP has a q(u) of all rows, which is computed anew. Hidden functions
+    are their means here: samples of q(u) would differ."""
+
+    def means(model: DeepGP, N: int, samples: int, _: torch.Generator | None) -> list[Tensor]:
+        like = model.layers[0].candidates.detach()
+        return [like.new_zeros(samples, N, layer.P) for layer in model.layers[:-1]]
+
+    monkeypatch.setattr(DeepGP, "base_samples", means)
     given: list[DeepGP] = []
     seen: list[tuple[DeepGP, Dataset]] = []
 
@@ -286,19 +424,18 @@ def test_comparison_trains_a_deep_gp_that_has_not_seen_the_held_out_targets(
         seen.append((start, train))
         return 0.0, torch.zeros(test.N)
 
-    monkeypatch.setattr(deep, "select_start", last)
+    monkeypatch.setattr(deep_initialization, "select_start", last)
     monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
     monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
     with short_shallow_starts():
         shortly(n_candidates=8).fit(*rows())
     (whole,), ((start, train),) = given, seen
-    sites = deep_sites(start, train, eps=start.base_samples(train.N, 2, torch.Generator()))
+    sites = deep_sites(start, train, eps=start.base_samples(train.N, 2, None))
     best = sites[-1].improved(start.layers[-1]).q_mean
     distance, of_all = (
         (model.layers[-1].q_mean - best).abs().max().item() for model in (start, whole)
     )
-    # Samples of hidden functions differ from the identity by 0.003.
-    assert distance < 0.2 * of_all
+    assert distance < 0.01 * of_all
 
 
 def test_fit_of_too_few_rows_to_hold_some_out_is_shallow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from helpers.short_fits import shortest_fits
 from winnowgp import GPLVM, DeepGPClassifier, DeepGPRegressor, SparseGPClassifier, SparseGPRegressor
@@ -98,6 +99,57 @@ def test_fit_on_a_gpu_predicts_on_the_cpu(name: str, tmp_path: Any) -> None:
     if name in ("regressor", "classifier"):
         # The other fits depend on random numbers, which differ between devices.
         assert model.elbo_ == pytest.approx(fitted(name, "cpu").elbo_, rel=0.05, abs=1.0)
+
+
+def test_copy_that_predicts_elsewhere_leaves_the_model_where_it_is() -> None:
+    with shortest_fits():
+        model = fitted("regressor", "cpu")
+    before = model.predict(X)
+    there = model.predicting_on("meta")
+    assert there.posterior_.Z.device.type == "meta"
+    assert model.posterior_.Z.device.type == "cpu"
+    np.testing.assert_array_equal(model.predict(X), before)
+    np.testing.assert_array_equal(model.predicting_on("cpu").predict(X), before)
+
+
+def test_predicting_on_refuses_what_cannot_predict() -> None:
+    with pytest.raises(NotFittedError):
+        SparseGPRegressor().predicting_on("cpu")
+    with shortest_fits():
+        model = fitted("regressor", "cpu")
+    with pytest.raises(InputError, match=r"`device` must be a device of this machine.*'abacus'"):
+        model.predicting_on("abacus")
+    with pytest.raises(InputError, match="a GPLVM infers positions and predicts on the CPU"):
+        GPLVM(1).predicting_on("cpu")
+
+
+def answers(model: Any, data: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    """Return the predictions of a fitted model that do not depend on random numbers."""
+    if hasattr(model, "predict_proba"):
+        return {"probability": model.predict_proba(X), "density": model.log_density(*data)}
+    found = {
+        "mean": model.predict(X),
+        "sd": model.predict(X, return_std=True)[1],
+        "density": model.log_density(*data),
+        "quantiles": model.predict_quantiles(X, [0.1, 0.5]),
+    }
+    if isinstance(model, SparseGPRegressor):
+        found["covariance"] = model.predict(X, return_cov=True, observed=False)[1]
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["regressor", "counts", "classifier"])
+def test_predictions_on_a_gpu_equal_those_on_the_cpu(name: str) -> None:
+    model, (_, data) = fitted(name, "cpu"), FAST[name]
+    here, there = answers(model, data), answers(model.predicting_on("cuda"), data)
+    for key, value in here.items():
+        np.testing.assert_allclose(there[key], value, rtol=1e-7, atol=1e-9, err_msg=key)
+    if name == "regressor":
+        moved = model.predicting_on("cuda")
+        assert np.isfinite(moved.sample_y(X, 3)).all()
+        assert np.isfinite(moved.sample_functions(3)(X)).all()
 
 
 @pytest.mark.gpu

@@ -265,6 +265,19 @@ def test_deep_posterior_uses_at_least_requested_samples(samples: int, widths) ->
     assert len(parts.mean) >= max(samples, 2 * sum(widths))
 
 
+@pytest.mark.parametrize("skip_connections", [False, True])
+def test_deep_posterior_without_samples_propagates_means(skip_connections: bool) -> None:
+    model = deep(widths=(3, 2), K=(4, 3, 4), skip_connections=skip_connections)
+    posterior = model.posterior(samples=0)
+    eps = [X.new_zeros(1, len(X), width) for width in (3, 2)]
+    mean, variance = (each[0] for each in dense_pass(model, X, eps))
+    for found in (posterior.predict(X), posterior.predict_matched(X)):
+        torch.testing.assert_close(found.mean, mean, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found.variance, variance, rtol=1e-7, atol=1e-8)
+    with pytest.raises(InputError, match="zero or more"):
+        model.posterior(samples=-1)
+
+
 def test_deep_posterior_single_precision_agrees() -> None:
     posterior, Y = deep(skip_connections=True).posterior(), rows(N=6).Y
     exact = posterior.predict(X), posterior.log_density(X, Y)

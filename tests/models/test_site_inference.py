@@ -173,6 +173,33 @@ def test_infer_sites_invalid_start_is_ignored() -> None:
     assert at.bound == pytest.approx(gp.fixed_bound(data), abs=1e-7)
 
 
+@pytest.mark.parametrize("case", ["softmax", "bernoulli"])
+@pytest.mark.parametrize("scale", [1e6, 1e80, 1e155])
+def test_infer_sites_distant_start_takes_few_evaluations(
+    case: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gp, data = built(case)
+    with torch.no_grad():
+        chunks = whitened(gp, data)
+        search = partial(
+            best_q, chunks, data, mean=gp.mean, likelihood=gp.likelihood, gain=FINAL_GAIN
+        )
+        anew = search()
+        distant = Sites(scale * (anew.sites.linear + 1), anew.sites.precision)
+        count, evaluate = 0, mean_step_module._evaluate
+
+        def counted(*arguments: Any) -> mean_step_module.SiteInference:
+            nonlocal count
+            count += 1
+            return evaluate(*arguments)
+
+        monkeypatch.setattr(mean_step_module, "_evaluate", counted)
+        at = search(start=distant)
+    assert at.converged
+    assert at.bound == pytest.approx(anew.bound, abs=1e-6)
+    assert count < 30
+
+
 def test_infer_sites_infinite_slopes_raise() -> None:
     gp, data = built("bernoulli")
     with torch.no_grad():

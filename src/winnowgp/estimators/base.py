@@ -8,7 +8,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from inspect import cleandoc, signature
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class BaseGP(BaseEstimator, ABC):
     Args:
         random_state: seed or RandomState; the same seed gives the same fit.
         device: device of the fit: "cpu", "cuda", or "auto" for a GPU if there is one. Predictions
-            are computed on the CPU.
+            are computed on the CPU, or where `predicting_on` says.
         callbacks: a callable or a sequence of callables, called with the
             `winnowgp.training.Progress` of every step.
         checkpoint: a folder or a `Checkpoint` in which the progress of the fit is saved. A fit that
@@ -243,6 +243,20 @@ class BaseGP(BaseEstimator, ABC):
         """Return the result of a fit, to which an estimator may add."""
         return result
 
+    def predicting_on(self, device: str) -> Self:
+        """Return a copy of the fitted estimator that computes its predictions on a device.
+
+        Fits end on the CPU, whatever their device. A GPU pays for predictions from thousands of
+        inducing points, or of many rows.
+
+        Args:
+            device: "cpu" or "cuda", or "auto" for a GPU if there is one.
+        """
+        check_is_fitted(self)
+        moved = copy(self)
+        moved.posterior_ = deepcopy(self.posterior_).to(validation.device_from("device", device))
+        return moved
+
     def _inputs(self, X: Any) -> Tensor:
         """Validate inputs for a prediction; return them standardised, on the posterior's device."""
         check_is_fitted(self)
@@ -289,20 +303,6 @@ class BaseGP(BaseEstimator, ABC):
         return torch.cat(densities).cpu()
 
 
-Estimator = TypeVar("Estimator", bound=BaseGP)
-
-
-def predicting_on(device: str, estimator: Estimator) -> Estimator:
-    """Return a copy of a fitted estimator that computes predictions on another device.
-
-    Args:
-        device: "cpu" or "cuda", or "auto" for a GPU if there is one.
-    """
-    moved: Any = copy(estimator)
-    moved.posterior_ = deepcopy(estimator.posterior_).to(validation.device_from("device", device))
-    return moved
-
-
 def total_points(estimator: Any) -> int:
     """Return the number of inducing points, of all layers together for a deep estimator."""
     points = estimator.n_inducing_
@@ -320,7 +320,7 @@ def rows_at_once(posterior: AnyPosterior) -> int:
     if not isinstance(posterior, DeepPosterior):
         return ROWS
     hidden = sum(layer.P for layer in posterior.layers[:-1])
-    samples = max(posterior.samples, 4 * hidden)
+    samples = max(posterior.samples, 4 * hidden) if posterior.samples else 1
     return max(1, NUMBERS // (samples * max(layer.P * layer.K for layer in posterior.layers)))
 
 

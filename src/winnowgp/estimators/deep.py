@@ -1,7 +1,7 @@
 """Deep GP regression and classification."""
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,20 +25,16 @@ from winnowgp.estimators.base import (
     rows_at_once,
 )
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.deep_initialization import initial_deep_gp
+from winnowgp.estimators.deep_initialization import DEPTHS, best_start, selected_depth
 from winnowgp.estimators.deep_shallow import (
-    IDENTITY_SAMPLES,
-    can_be_shallow,
     has_shallow_alternative,
     is_identity,
     with_shallow_alternative,
-    with_shallow_top,
 )
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP
 from winnowgp.models.deep_costs import deep_predict_us
-from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import Prediction
 from winnowgp.training import (
@@ -53,9 +49,6 @@ from winnowgp.training import (
     Tolerance,
 )
 from winnowgp.training.checkpoint import CheckpointLog
-from winnowgp.training.depth import select_depth
-from winnowgp.training.initialization import noise_of
-from winnowgp.training.layer_training import select_start, start_from_shallow
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -74,8 +67,6 @@ _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
-# Numbers of layers that "auto" compares.
-_DEPTHS = (1, 2, 3)
 # Number of candidates of a layer, and largest number of those that grow.
 _CANDIDATES, _MOST_CANDIDATES = 100, 1024
 _METHOD = validation.one_of("mixture", "matched")
@@ -207,7 +198,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
                     )
             if params.schedule == "paper":
                 raise InputError("`layers` must be a number with `schedule='paper'`; got 'auto'.")
-        L = params.layers or max(_DEPTHS)
+        L = params.layers or max(DEPTHS)
         for name, default in (
             ("width", None),
             ("hidden_mean", "auto"),
@@ -265,48 +256,11 @@ class DeepEstimator(AllocatedEstimator, ABC):
         generator: torch.Generator,
         log: CheckpointLog,
     ) -> DeepGP:
-        """Return the initial model: the best of several starts after a short training."""
-        rows, seed = data.require_dataset("a deep model"), generator.initial_seed()
-        shared = {
-            "layerwise": params.epochs[0],
-            "batch_size": params.batch_size,
-            "generator": generator,
-            "callbacks": params.callbacks,
-            "checkpoint": log,
-        }
+        rows = data.require_dataset("a deep model")
         self._depths = ()
         if params.layers is None:
-            starts = [
-                initial_deep_gp(
-                    rows, params, layers=L, hidden_mean=_hidden_means(params)[0], seed=seed
-                )
-                for L in _DEPTHS
-            ]
-            training = DeepTraining(samples=params.samples).layer_training(cooling=0.03)
-            steps = params.epochs[1] // 2
-            best, self._depths = select_depth(
-                starts, data, training=training, steps=steps, **shared
-            )
-            params.layers = _DEPTHS[best]
-        means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
-        models = [
-            initial_deep_gp(rows, params, layers=params.layers, hidden_mean=mean, seed=seed)
-            for mean in means
-        ]
-        if _has_shallow_start(params, means):
-            shallow = deepcopy(models[0])
-            start_from_shallow(shallow, rows, seed=seed)
-            models.append(shallow)
-            if params.tolerance is not None and can_be_shallow(params, data):
-                narrow = initial_deep_gp(
-                    rows, params, layers=params.layers, hidden_mean=means[0], seed=seed, narrow=True
-                )
-                models.append(with_shallow_top(narrow, rows, params, generator, log))
-        start = models[0]
-        if len(models) > 1:
-            start = select_start(
-                models, data, steps=params.epochs[1] // 5, samples=params.samples, **shared
-            )
+            params.layers, self._depths = selected_depth(rows, data, params, generator, log)
+        start = best_start(rows, data, params, generator, log)
         # The fit trains the start itself.
         params.start = deepcopy(start)
         return start
@@ -359,7 +313,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
         selections = result.selections
         shallow = len(result.model.layers) > 1 and is_identity(result.model)
-        samples = IDENTITY_SAMPLES if shallow else int(self.predict_samples)
+        samples = 0 if shallow else int(self.predict_samples)
         self._set_posterior(result.model.posterior(samples=samples).cpu())
         self.elbo_ = result.elbo
         self.depths_, self.comparison_ = self._depths, self._comparison
@@ -405,21 +359,6 @@ def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ..
     return values
 
 
-def _hidden_means(params: validation.Parameters) -> tuple[str, ...]:
-    return HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
-
-
-def _has_shallow_start(params: validation.Parameters, means: Sequence[str]) -> bool:
-    """Return whether the first start can have the hyper-parameters of a shallow GP as well."""
-    return (
-        params.schedule == "fast"
-        and means[0] == "identity"
-        and isinstance(params.likelihood, GaussianLikelihood)
-        and noise_of(params.likelihood) is not None
-        and not isinstance(params.kernel[params.layers - 1], Kernel)
-    )
-
-
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -431,7 +370,15 @@ class DeepGPRegressor(DeepEstimator, NumericTargets):
 
     The number of inducing points is set by `tolerance` (the default), by `max_cost` or
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
+
+    Args:
+        shallow_alternative: whether the result is a shallow GP where it is better. With Gaussian
+            noise, one target, a `tolerance` and the default of `hidden_mean`, a shallow GP is then
+            fitted as well, and the deep GP trained once more on a part of the rows, to compare
+            predictions of the others. False saves this time.
     """
+
+    shallow_alternative: bool = True
 
     def predict(
         self, X: Any, return_std: bool = False, *, observed: bool = True, method: str = "mixture"

@@ -1,23 +1,116 @@
-"""Initial models of deep estimators."""
+"""Initial models of deep estimators, and which of them a fit begins with."""
 
+from collections.abc import Sequence
+from copy import deepcopy
 from math import sqrt
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods import PoissonLikelihood, SoftmaxLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxLikelihood
 
-from winnowgp.data import Dataset
+from winnowgp.data import Dataset, Source
 from winnowgp.estimators import validation
+from winnowgp.estimators.deep_shallow import has_shallow_start, with_shallow_top
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import DeepGP, deep_layers
+from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise, observation_model
-from winnowgp.training.initialization import best_level
+from winnowgp.training import DeepTraining
+from winnowgp.training.checkpoint import CheckpointLog
+from winnowgp.training.depth import DepthScore, select_depth
+from winnowgp.training.initialization import best_level, noise_of
+from winnowgp.training.layer_training import select_start, start_from_shallow
+
+DEPTHS = (1, 2, 3)
+"""Numbers of layers that "auto" compares."""
 
 FIRST_CANDIDATES = 64
 """Initial number of candidates per layer, if they grow."""
 # Initial prior variance of what a hidden function adds to the identity, and one that is so small
 # that q(u) can start at the prior.
 _HIDDEN_VARIANCE, _NARROW_VARIANCE = 0.1, 1e-5
+
+
+def selected_depth(
+    rows: Dataset,
+    data: Source,
+    params: validation.Parameters,
+    generator: torch.Generator,
+    log: CheckpointLog,
+) -> tuple[int, tuple[DepthScore, ...]]:
+    """Return the number of layers that predicts held-out rows best, and the scores of all."""
+    mean, seed = _hidden_means(params)[0], generator.initial_seed()
+    starts = [initial_deep_gp(rows, params, layers=L, hidden_mean=mean, seed=seed) for L in DEPTHS]
+    training = DeepTraining(samples=params.samples).layer_training(cooling=0.03)
+    best, scores = select_depth(
+        starts,
+        data,
+        training=training,
+        steps=params.epochs[1] // 2,
+        **_settings(params, generator, log),
+    )
+    return DEPTHS[best], scores
+
+
+def best_start(
+    rows: Dataset,
+    data: Source,
+    params: validation.Parameters,
+    generator: torch.Generator,
+    log: CheckpointLog,
+) -> DeepGP:
+    """Return the best of several starts after a short training, untrained."""
+    means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
+    layers, seed = params.layers, generator.initial_seed()
+    starts = [
+        initial_deep_gp(rows, params, layers=layers, hidden_mean=mean, seed=seed) for mean in means
+    ]
+    if _has_shallow_hyperparameters(params, means):
+        starts.append(deepcopy(starts[0]))
+        start_from_shallow(starts[-1], rows, seed=seed)
+        if has_shallow_start(params, data):
+            narrow = initial_deep_gp(
+                rows, params, layers=layers, hidden_mean=means[0], seed=seed, narrow=True
+            )
+            starts.append(with_shallow_top(narrow, rows, params, generator, log))
+    if len(starts) == 1:
+        return starts[0]
+    return select_start(
+        starts,
+        data,
+        steps=params.epochs[1] // 5,
+        samples=params.samples,
+        **_settings(params, generator, log),
+    )
+
+
+def _settings(
+    params: validation.Parameters, generator: torch.Generator, log: CheckpointLog
+) -> dict[str, Any]:
+    """Return the settings of trainings that are compared."""
+    return {
+        "layerwise": params.epochs[0],
+        "batch_size": params.batch_size,
+        "generator": generator,
+        "callbacks": params.callbacks,
+        "checkpoint": log,
+    }
+
+
+def _hidden_means(params: validation.Parameters) -> tuple[str, ...]:
+    return HIDDEN_MEANS if params.hidden_mean == "auto" else (params.hidden_mean,)
+
+
+def _has_shallow_hyperparameters(params: validation.Parameters, means: Sequence[str]) -> bool:
+    """Return whether the first start can have the hyper-parameters of a shallow GP as well."""
+    return (
+        params.schedule == "fast"
+        and means[0] == "identity"
+        and isinstance(params.likelihood, GaussianLikelihood)
+        and noise_of(params.likelihood) is not None
+        and not isinstance(params.kernel[params.layers - 1], Kernel)
+    )
 
 
 def initial_deep_gp(

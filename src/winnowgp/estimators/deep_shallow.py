@@ -1,7 +1,7 @@
 """The shallow alternative of a deep fit: a deep GP whose hidden layers are the identity.
 
 Sampled training of a deep GP does not always reach the ELBO of a shallow GP of the same rows, for
-which the exact evidence selects kernel and hyper-parameters. Few rows can have both.
+which the evidence selects kernel, hyper-parameters and many more inducing points.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,13 @@ from typing import Any, Literal, final
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.estimators import validation
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.models import DeepGP, DeepLayer, SparseGP
+from winnowgp.models import DeepGP, DeepLayer, Posterior, SparseGP
 from winnowgp.models.deep_gp import seeded_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.models.likelihoods import copy_likelihood
@@ -36,14 +38,19 @@ from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import SizedDeepModel, draw_seed, training_context
 from winnowgp.training.scoring import optimise_evidence
 
-IDENTITY_SAMPLES = 2
-"""Number of samples of a prediction that hidden layers at the identity need."""
-# Largest number of rows of which a shallow GP is fitted as well.
-_MOST_ROWS = 2000
+# Largest number of rows of which a shallow GP is a start, and all processes have all rows. Its
+# hyper-parameters are optimised again for a part of so few rows.
+_FEW_ROWS = 2000
+# Number of samples that the optimal q(u) of a last layer is computed with.
+_SITE_SAMPLES = 2
 # Prior variance of hidden functions about the identity.
 _VARIANCE = 1e-8
-# Share of the rows that are held out, and factor that the learning rate decreases to meanwhile.
-_SHARE, _COOLING = 0.2, 0.03
+# Share of few and of many rows that are held out.
+_SHARE, _SMALLER_SHARE = 0.2, 0.1
+# Number of distances between inducing points and rows that are in memory at once.
+_DISTANCES = 2**25
+# Factor that the learning rate decreases to in the training that is compared.
+_COOLING = 0.03
 # Least gain of a deep GP, in nats per observation: that of a constant target has no standard error.
 _LEAST_GAIN = 1e-3
 
@@ -57,11 +64,18 @@ def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool
         and params.tolerance is not None
         and all(limit is None for limit in limits)
         and can_be_shallow(params, rows)
+        and params.shallow_alternative
+        and (rows.N <= _FEW_ROWS or rows.process_group.world_size == 1)
     )
 
 
+def has_shallow_start(params: validation.Parameters, rows: Source) -> bool:
+    """Return whether a shallow GP of the rows is fitted for a start of a deep one."""
+    return params.tolerance is not None and rows.N <= _FEW_ROWS and can_be_shallow(params, rows)
+
+
 def can_be_shallow(params: validation.Parameters, rows: Source) -> bool:
-    """Return whether a shallow GP of few rows is a deep one with hidden layers at the identity."""
+    """Return whether a shallow GP is a deep one with hidden layers at the identity."""
     return (
         isinstance(params.likelihood, GaussianLikelihood)
         and noise_of(params.likelihood) is not None
@@ -69,7 +83,6 @@ def can_be_shallow(params: validation.Parameters, rows: Source) -> bool:
         and not params.skip_connections
         and isinstance(params.kernel[params.layers - 1], str)
         and rows.P == 1
-        and _MOST_ROWS >= rows.N
     )
 
 
@@ -101,10 +114,10 @@ def with_shallow_alternative(
 ) -> tuple[FitResult[Any], ShallowComparison | None]:
     """Return the result of a deep fit, or that of a shallow GP, and how they were compared.
 
-    If the ELBO of the deep GP is higher, both are trained on four fifths of the rows, and predict
-    the others. ELBOs of different models differ in how tight they are, and a higher one alone says
-    little about predictions. The shallow GP is the simpler and quicker model, so that the deep one
-    has to predict better by more than the standard error.
+    If the ELBO of the deep GP is higher, both are trained on a part of the rows, and predict the
+    others. ELBOs of different models differ in how tight they are, and a higher one alone says
+    little about predictions. The shallow GP is the simpler model, so that the deep one has to
+    predict better by more than the standard error.
 
     If the shallow GP is the result, the deep GPs are further models, with their gap.
 
@@ -121,7 +134,7 @@ def with_shallow_alternative(
     kernels = params.shallow_kernels or (params.kernel[params.layers - 1],)
     shallow = _fitted_shallow(rows, params, kernels, params.shallow_candidates, generator, log)
     seed = draw_seed(generator)
-    model = _as_deep(shallow.model, rows, result.model, params.layers - 1, generator)
+    model = _as_deep(shallow, rows, result.model, params.layers - 1, generator)
     elbo = seeded_elbo(model, rows, generator, seed=seed)
     comparison = _compared(result, shallow.model, elbo, rows, params, generator, log)
     comparison = data.process_group.broadcast_object(comparison)
@@ -133,7 +146,7 @@ def with_shallow_alternative(
     ]
     shallow_result = FitResult(
         model=model,
-        posterior=model.posterior(samples=IDENTITY_SAMPLES),
+        posterior=model.posterior(samples=0),
         selections=(*identity, shallow.selection),
         candidates=(
             *(points.detach() for points in model.candidate_sets[:-1]),
@@ -159,7 +172,8 @@ def _compared(
     elbo_gain = (result.elbo - elbo) / rows.observations
     if elbo_gain <= 0 or rows.N < FEWEST_ROWS:
         return ShallowComparison("shallow", elbo_gain, None, None)
-    test, train = held_out(rows, share=_SHARE, generator=generator)
+    few = rows.N <= _FEW_ROWS
+    test, train = held_out(rows, share=_SHARE if few else _SMALLER_SHARE, generator=generator)
     start = _start_of(params.start, result, train, generator)
     training = DeepTraining(samples=params.samples).layer_training(cooling=_COOLING)
     with training_context(log, generator=generator, callbacks=params.callbacks) as context:
@@ -174,10 +188,40 @@ def _compared(
             phase="comparison",
             context=context,
         )
-    alternative = _refitted(shallow, train).posterior(train)
+    shallow = shallow.with_candidates(points_of_part(train, test, shallow.candidates.detach()))
+    # Many rows without a tenth of them have nearly the same hyper-parameters.
+    alternative = (_refitted(shallow, train) if few else shallow).posterior(train)
     gain, error = density_gain(nats, log_densities(alternative, test), weights=test.weights)
     selected = "deep" if gain > max(error, _LEAST_GAIN) else "shallow"
     return ShallowComparison(selected, elbo_gain, gain, error)
+
+
+def points_of_part(
+    train: Dataset, test: Dataset, points: Float[Tensor, "M D"]
+) -> Float[Tensor, "L D"]:
+    """Return inducing points of all rows as those of a part: none is at a row of the others.
+
+    A point that is closest to one of these moves to the closest row of the part, unless another
+    point is there. New rows are at no inducing point; at one, the residual variance k(x, x) −
+    q(x, x) is zero, and predictions are too confident (`benchmarks/deep.py points`).
+    """
+    if len(points) == 0:
+        return points
+    distance, closest = _closest(points, train.X)
+    moved = _closest(points, test.X)[0] < distance
+    return torch.where(moved[:, None], train.X[closest], points).unique(dim=0)
+
+
+def _closest(
+    points: Float[Tensor, "M D"], rows: Float[Tensor, "N D"]
+) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
+    """Return the distance to the closest row, and its number."""
+    # Products would round distances of zero.
+    exactly = "donot_use_mm_for_euclid_dist"
+    chunks = points.split(max(1, _DISTANCES // len(rows)))
+    pairs = [torch.cdist(chunk, rows, compute_mode=exactly).min(1) for chunk in chunks]
+    distances, numbers = zip(*pairs, strict=True)
+    return torch.cat(distances), torch.cat(numbers)
 
 
 def _refitted(shallow: SparseGP, train: Dataset) -> SparseGP:
@@ -284,10 +328,14 @@ def _fitted_shallow(
 
 
 def _as_deep(
-    shallow: SparseGP, rows: Dataset, like: DeepGP, hidden: int, generator: torch.Generator
+    shallow: FitResult[SparseGP],
+    rows: Dataset,
+    like: DeepGP,
+    hidden: int,
+    generator: torch.Generator,
 ) -> DeepGP:
     """Return a shallow GP, or a constant, as a deep one with the optimal q(u)."""
-    D, last = rows.D, shallow.candidates.detach() if shallow.K else rows.X[:1]
+    D, last = rows.D, shallow.model.candidates.detach() if shallow.model.K else rows.X[:1]
     kernel = ScaleKernel(RBFKernel(ard_num_dims=D))
     kernel.outputscale = _VARIANCE
     eye = torch.eye(D, dtype=last.dtype)
@@ -295,11 +343,20 @@ def _as_deep(
     identity = [
         DeepLayer(kernel, rows.X[:1], outputs=D, slope=eye.to(last.device)) for _ in range(hidden)
     ]
-    top = DeepLayer(shallow.kernel, last, outputs=1)
+    top = DeepLayer(shallow.model.kernel, last, outputs=1)
+    posterior = shallow.posterior
+    if shallow.model.K:
+        assert isinstance(posterior, Posterior)
+        # Layers have triangular factors: F Fᵀ = Rᵀ R with Fᵀ = Q R. The eigenvalues of F Fᵀ range
+        # over too many orders of magnitude for its Cholesky factor if there is hardly any noise.
+        R = torch.linalg.qr(posterior.q_factor.mT, mode="r").R
+        top = top.with_q(
+            last, posterior.q_mean, (R.diagonal(dim1=-2, dim2=-1).sign()[..., None] * R).mT
+        )
     model = DeepGP([*identity, top], likelihood=copy_likelihood(like.likelihood))
     remove_priors(model)
-    _set_noise_of(model, shallow)
-    return _with_best_q(model, rows, generator)
+    _set_noise_of(model, shallow.model)
+    return model if shallow.model.K else _with_best_q(model, rows, generator)
 
 
 def _set_noise_of(model: DeepGP, shallow: SparseGP) -> None:
@@ -310,5 +367,5 @@ def _set_noise_of(model: DeepGP, shallow: SparseGP) -> None:
 
 def _with_best_q(model: DeepGP, rows: Dataset, generator: torch.Generator) -> DeepGP:
     """Return the model with the optimal q(u) of its last layer, given the others."""
-    sites = deep_sites(model, rows, eps=model.base_samples(rows.N, IDENTITY_SAMPLES, generator))
+    sites = deep_sites(model, rows, eps=model.base_samples(rows.N, _SITE_SAMPLES, generator))
     return model.with_layers([*model.layers[:-1], sites[-1].improved(model.layers[-1])])

@@ -185,6 +185,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         """
         return self._positions(self._table(X)).mean.numpy()
 
+    def predicting_on(self, device: str) -> Self:
+        """Not available: the positions of a GPLVM are inferred on the CPU."""
+        raise InputError(
+            f"a GPLVM infers positions and predicts on the CPU; got `predicting_on({device!r})`. "
+            "Call `transform` and `inverse_transform` of the fitted model itself."
+        )
+
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Return the expected row of the table at each latent position.
 

@@ -417,6 +417,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "random_state": _random_state,
     "samples": integer,
     "schedule": one_of("fast", "paper"),
+    "shallow_alternative": flag,
     "skip_connections": flag,
     "smaller_models": natural_number,
     "standardise": flag,

@@ -13,6 +13,8 @@ from winnowgp.models.deep_layer import DeepLayer
 ROWS = 200
 """Rows that are predicted to measure the time."""
 _REPEATS = 7
+# Seconds after which a prediction is not repeated.
+_LONG = 5.0
 # Cost of a multiplication of the products of all outputs, and of an evaluation of the kernel,
 # relative to a multiplication of a triangular solve.
 _PRODUCT, _EVALUATION = 1 / 16, 10.0
@@ -73,7 +75,8 @@ def _quadratic(layer: DeepLayer) -> float:
 
 
 def _inputs(layers: Sequence[DeepLayer], samples: int) -> list[int]:
-    return [samples if number else 1 for number in range(len(layers))]
+    # Without samples, later layers have one input, the mean.
+    return [max(samples, 1) if number else 1 for number in range(len(layers))]
 
 
 @torch.no_grad()
@@ -81,7 +84,8 @@ def deep_predict_us(model: DeepGP, sizes: Sequence[int], *, samples: int) -> flo
     """Return the microseconds per row that mean and variance of `ROWS` rows take on the CPU.
 
     The time depends on the numbers of inducing points and not on their locations, so that each
-    layer has random ones. It is the shortest of seven: other processes only make it longer.
+    layer has random ones. It is the shortest of seven, or of fewer that take five seconds: other
+    processes only make it longer.
 
     Args:
         sizes: number of inducing points of each layer.
@@ -101,5 +105,7 @@ def deep_predict_us(model: DeepGP, sizes: Sequence[int], *, samples: int) -> flo
         start = perf_counter()
         posterior.predict(X)
         seconds.append(perf_counter() - start)
+        if sum(seconds) > _LONG:
+            break
     # The first prediction allocates memory.
-    return 1e6 * min(seconds[1:]) / ROWS
+    return 1e6 * min(seconds[1:] or seconds) / ROWS

@@ -22,7 +22,9 @@ B⁻¹ V a = V (a − W Vᵀ B⁻¹ V a).
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TypeAlias, final
 
 import torch
@@ -46,6 +48,8 @@ Coupling: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 
 # Conjugate-gradient products at most, and the relative norm of the residual at which they end.
 _PRODUCTS, _PRECISE = 50, 0.1
+# Nats per row by which the bound of given sites may be below zero.
+_FAR = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +233,25 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
 
 
 def _initialise(problem: _SeparateFunctions, P: int, start: Sites | None) -> SiteInference:
-    """Evaluate the given sites, those of one sweep, or flat ones: the first that have a q(u)."""
+    """Evaluate the given sites, those of one sweep, or flat ones: the first that have a q(u).
+
+    Given sites that are far off, such as those of other parameters, are compared with a sweep: from
+    −10¹⁷⁸ nats or infinity, which occurred, updates may not return within a thousand evaluations.
+    """
+    given = None
     if start is not None:
-        try:
-            return problem.evaluate(start)
-        except NotPositiveDefiniteError:
-            pass
+        with suppress(NotPositiveDefiniteError):
+            given = problem.evaluate(start)
+        if given is not None and given.bound > -_FAR * problem.chunks.N:
+            return given
     try:
-        return problem.evaluate(_sweep(problem.chunks, problem.expected, P))
+        swept = problem.evaluate(_sweep(problem.chunks, problem.expected, P))
     except NotPositiveDefiniteError:
+        if given is not None:
+            return given
         flat = problem.chunks.L.new_zeros(problem.chunks.N, P)
         return problem.evaluate(Sites(flat, flat))
+    return swept if given is None or swept.bound > given.bound else given
 
 
 def _sweep(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
@@ -327,9 +339,11 @@ def _with_likelihood(
     inside = (sites.precision * variance).sum() - sums.open.sum()
     kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
     implied = Sites(linear, precision)
-    return SiteInference(
-        sites, sums, q_mean, mean, variance, implied, lift, bound=(nats - kl).item()
-    )
+    bound = (nats - kl).item()
+    if not isfinite(bound):
+        # ‖m‖² overflows before the gradients do.
+        raise NotPositiveDefiniteError("the bound is not finite")
+    return SiteInference(sites, sums, q_mean, mean, variance, implied, lift, bound)
 
 
 def _solve_each(roots: Float[Tensor, "P M M"], D: Float[Tensor, "M P"]) -> Float[Tensor, "M P"]:

@@ -38,10 +38,10 @@ class FastSchedule(Schedule):
     4. L-BFGS on hyper-parameters, noise and locations of the selected points.
     5. Steps 3 and 4 again on these points and fresh candidates, until the number settles.
 
-    With `MaxPoints`, and with a `Tolerance` that needs more points than its limit allows,
-    successive halving compares several starts first, and points that became idle are exchanged
-    afterwards. With `FixedAlpha`, steps 3 and 4 begin from several starts, and numbers of points
-    above and below are tried, each with its own optimised parameters, while L − α M² increases.
+    With `MaxPoints`, and with a `Tolerance` that needs more points than its limit allows, several
+    starts are compared first, and points that became idle are exchanged afterwards. With
+    `FixedAlpha`, steps 3 and 4 begin from several starts, and numbers of points above and below are
+    tried, each with its own optimised parameters, while L − α M² increases.
     Last, the inclusion probabilities of the final points and of fresh candidates are learnt by
     natural updates, at the α that the frontier implies.
 

@@ -34,7 +34,7 @@ from winnowgp.training.initialization import (
     rows_in_memory,
     with_unit_weights,
 )
-from winnowgp.training.lbfgs import Stop, maximise_elbo
+from winnowgp.training.lbfgs import Curvature, Stop, maximise_elbo
 from winnowgp.training.local_evidence import maximise_local_evidence
 from winnowgp.training.optima import Optimum
 from winnowgp.training.schedules import TrainingContext
@@ -132,11 +132,7 @@ class FastSteps(Generic[Model]):
         Args:
             rows: number of rows at most, if fewer suffice.
         """
-        cost = float(self.model.noise_terms(self.data))
-        if not isinstance(self.model, SparseGP):
-            # Each value takes several factorisations for each latent function.
-            cost = 1000.0 * self._latents
-        affordable = self._decided(lambda: max(self.budget.dense_rows(cost), STAGES[0]))
+        affordable = self.affordable_rows()
         count = affordable if rows is None else min(rows, affordable)
         self.initialization = self._continued(min(count, self.sample.N))
         if self.initialization is None:
@@ -144,6 +140,14 @@ class FastSteps(Generic[Model]):
         best = self.initialization.best
         self._context.notify_once(Progress.of(best, "initialisation", 1, 1, -inf))
         return self.initialization
+
+    def affordable_rows(self) -> int:
+        """Return the number of rows whose exact evidence is affordable."""
+        cost = float(self.model.noise_terms(self.data))
+        if not isinstance(self.model, SparseGP):
+            # Each value takes several factorisations for each latent function.
+            cost = 1000.0 * self._latents
+        return self._decided(lambda: max(self.budget.dense_rows(cost), STAGES[0]))
 
     def evidence_optima(self, data: Dataset, rows: int | None = None) -> Initialization[Model]:
         """Return the optima of the exact evidence of up to so many rows; of all by default."""
@@ -332,6 +336,7 @@ class FastSteps(Generic[Model]):
         precision: str | None = None,
         phase: str = "optimisation",
         share: float = _SHARE,
+        curvature: Curvature | None = None,
     ) -> tuple[Model, float]:
         """Return a copy optimised by L-BFGS, and its ELBO in nats on the rows it was optimised on.
 
@@ -346,6 +351,7 @@ class FastSteps(Generic[Model]):
                 K_uf is large. The ELBO is computed in double precision.
             phase: name of the phase, for callbacks.
             share: share of the work that is left which the iterations may take.
+            curvature: as in `maximise`.
         """
         moved, rows = copy_module(model), self.data if on is None else on
         large = rows.N * model.K >= _LARGE
@@ -368,6 +374,7 @@ class FastSteps(Generic[Model]):
                     Progress.of(moved, phase, step, stop.iterations, value, rows=count)
                 ),
                 checkpoint_log=self._context.checkpoint_log,
+                curvature=curvature,
             )
         if isinstance(moved, SparseGP) and isinstance(model, SparseGP):
             moved.precision = model.precision
@@ -375,7 +382,6 @@ class FastSteps(Generic[Model]):
         after, before = self.shared(moved.fixed_bound(rows)), self.shared(model.fixed_bound(rows))
         better = self.objective(moved, after) > self.objective(model, before)
         best, elbo = (moved, after) if better else (model, before)
-        # An earlier run may have ended at this model by its own limit.
         self._unsettled = [each for each in self._unsettled if each[0] is not best]
         if maximum.last_gain > _UNSETTLED * rows.observations:
             self._unsettled.append((best, maximum.last_gain / rows.observations))
@@ -402,17 +408,12 @@ class FastSteps(Generic[Model]):
     def starts(self, M: int) -> list[Model]:
         """Return initial models with M points, the most reliable first; more where M is small.
 
-        M points cannot represent the exact posterior: their optimum is closer to a smoother
-        function with more noise.
+        The optimum of few points is closer to a smoother function with more noise than the exact.
         """
-        if self.initialization is None:
-            # The optimisation with M points moves hyper-parameters on; more rows took longer (two
-            # seconds for 500, three for 1,000) and ended no higher.
-            self.initialise(STAGES[0])
-        assert self.initialization is not None
+        # The optimisation moves hyper-parameters on; more rows took longer and ended no higher.
+        initial = (self.initialization or self.initialise(STAGES[0])).best
         if self.earlier is not None:
             return [self.resized(self.model, M)]
-        initial = self.initialization.best
         smooth = initialization.starting_points(initial, self.sample, 2)[1]
         soft = initialization.scaled(initial, variance=2.0, lengthscale=1.5, noise=2.0)
         starts = [self.eliminated(soft, M), self.eliminated(smooth, M)]
