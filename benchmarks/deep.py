@@ -7,6 +7,7 @@
     python benchmarks/deep.py fits --summary --page             # and write the table of the page
     python benchmarks/deep.py step
     python benchmarks/deep.py predict                           # against GPyTorch's deep GP
+    python benchmarks/deep.py points                            # inducing points at held-out rows
 
 `fits` compares the estimators of `FITS` on splits of a table (90 % of the rows of a seeded
 permutation). Settings were chosen on seeds 0 to 2; seeds from 3 on are
@@ -19,6 +20,8 @@ includes, so it is measured at three inclusion probabilities.
 
 `predict` compares the CPU time of the prediction of 10,000 rows with 64 samples with that of
 GPyTorch's deep GP of the same sizes (8 inputs, 8 hidden outputs), one thread, alternating.
+
+`points` shows why a shallow GP that is compared on held-out rows has no inducing points at them.
 
 Results are in benchmarks/results/deep.
 """
@@ -34,7 +37,7 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.models.deep_gps import DeepGP as PeerModel
@@ -61,12 +64,14 @@ from winnowgp.data import Dataset, Standardiser
 from winnowgp.data.catalogue import load_table
 from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.deep import DeepEstimator
+from winnowgp.estimators.deep_shallow import points_of_part
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.experiments.runs import Runs
 from winnowgp.gradients import ScoreFunction
 from winnowgp.linalg import single_thread
-from winnowgp.models import DeepGP, DeepPosterior, deep_layers
+from winnowgp.models import DeepGP, DeepPosterior, SparseGP, deep_layers
 from winnowgp.point_processes import Bernoulli
+from winnowgp.training.depth import held_out, log_densities
 
 TABLES = ("kin8nm", "concrete", "energy")
 SEEDS = (3, 4, 5)
@@ -80,16 +85,14 @@ FITS = {
     "two": lambda: DeepGPRegressor(2),
     "three": lambda: DeepGPRegressor(3),
     "auto": lambda: DeepGPRegressor("auto"),
+    "three_deep": lambda: DeepGPRegressor(3, shallow_alternative=False),
     "two_500": lambda: DeepGPRegressor(2, n_candidates=500, shallow_alternative=False),
-    "two_1000": lambda: DeepGPRegressor(
-        2, n_candidates=1000, epochs=(100, 3000, 500), shallow_alternative=False
-    ),
     "two all": lambda: DeepGPRegressor(2, alpha=NOTHING),
     "two 50 us": lambda: DeepGPRegressor(2, max_predict_us=50.0),
     "two 200 us": lambda: DeepGPRegressor(2, max_predict_us=200.0),
 }
-"""Estimators by name: "two all" keeps all candidates of both layers; "two_500" and "two_1000" have
-as many candidates, and are not compared with a shallow GP."""
+"""Estimators by name: "two all" keeps all candidates of both layers; "three_deep" and "two_500" are
+not compared with a shallow GP."""
 # A fit of about half a minute on one thread, with 1,000 rows.
 QUICK = {"n_candidates": 40, "epochs": (100, 400, 200)}
 PUBLISHED = {
@@ -395,9 +398,47 @@ def predict() -> None:
         print(sizes, {name: round(seconds, 2) for name, seconds in middle.items()}, flush=True)
 
 
+@torch.no_grad()
+def held_out_points() -> None:
+    """Predict rows that are held out, and new ones, with inducing points at any row or at others.
+
+    4,000 rows of protein, a Matérn 1/2 kernel with lengthscales of 0.5, noise of 0.02, and 1,600
+    random rows as inducing points; a tenth is held out.
+    """
+    results = new_results("deep/held_out_points")
+    for seed in (3, 4, 5):
+        split = split_table("protein", seed=seed, train=4000)
+        X, y = (torch.tensor(each) for each in (split.X, split.y[:, None]))
+        x_scaler, y_scaler = Standardiser.of(X), Standardiser.of(y)
+        data = Dataset.of(x_scaler.forward(X), y_scaler.forward(y))
+        X, y = (torch.tensor(each) for each in (split.X_test[:2000], split.y_test[:2000, None]))
+        new = Dataset.of(x_scaler.forward(X), y_scaler.forward(y))
+        generator = torch.Generator().manual_seed(seed)
+        kernel = kernel_from("matern12", data.D)
+        for module in kernel.modules():
+            if isinstance(module, MaternKernel):
+                module.initialize(lengthscale=0.5)
+        points = data.X[torch.randperm(data.N, generator=generator)[:1600]]
+        test, train = held_out(data, share=0.1, generator=generator)
+
+        def density(
+            points: torch.Tensor, part: Dataset, test: Dataset, kernel: Kernel = kernel
+        ) -> float:
+            model = SparseGP(kernel, points, noise=0.02)
+            return float(log_densities(model.posterior(part), test).mean())
+
+        row = {
+            "seed": seed,
+            "new": density(points, data, new),
+            "at_held_out_rows": density(points, train, test),
+            "moved": density(points_of_part(train, test, points), train, test),
+        }
+        print(results.add(row))
+
+
 def main() -> None:
     parser = parser_of(__doc__, seeds=SEEDS)
-    parser.add_argument("what", choices=("fits", "step", "predict"))
+    parser.add_argument("what", choices=("fits", "step", "predict", "points"))
     parser.add_argument("--tables", nargs="+", default=list(TABLES))
     parser.add_argument("--fits", nargs="+", default=list(FITS), choices=list(FITS))
     parser.add_argument("--rows", type=int, help="number of training rows; 90 %% if not given")
@@ -410,6 +451,8 @@ def main() -> None:
         step()
     elif arguments.what == "predict":
         predict()
+    elif arguments.what == "points":
+        held_out_points()
     else:
         fits(arguments)
 

@@ -246,17 +246,35 @@ def test_commas_in_targets_mean_what_they_meant_in_the_fit(tmp_path: Path, capfd
     assert quality["a"]["rows"] == 24
 
 
-def test_one_row_is_neither_fitted_nor_evaluated(table: Path, model: Path, capfd) -> None:
-    single = table.with_name("single.csv")
+@pytest.mark.parametrize("targets", [["-t", "wave"], ["-t", "wave", "-t", "level"]])
+def test_one_row_is_fitted_with_a_note_and_not_evaluated(
+    table: Path, capfd, targets: list[str]
+) -> None:
+    single, path = table.with_name("single.csv"), table.with_name("single.winnow")
     lines = table.read_text().splitlines()
     single.write_text(f"{lines[0]}\n{lines[2]}\n")
-    path = table.with_name("none.winnow")
-    targets = ["-t", "wave", "-t", "level"]
-    fit = ["fit", str(single), *targets, "-o", str(path)]
-    for arguments in (fit, ["evaluate", str(model), str(single)]):
-        assert run(arguments) == 2
-        assert "at least 2 rows" in capfd.readouterr().err
-    assert not path.exists()
+    assert run(["fit", str(single), *targets, "-o", str(path)]) == 0
+    said = capfd.readouterr()
+    assert "fitted to 1 row: priors" in said.out + said.err
+    # As in Python: the only target is predicted everywhere.
+    assert run(["predict", str(path), str(single)]) == 0
+    header, row = (line.split(",") for line in capfd.readouterr().out.splitlines())
+    predicted = dict(zip(header, row, strict=True))
+    mean = predicted["mean" if len(targets) == 2 else "wave_mean"]
+    observed = dict(zip(lines[0].split(","), lines[2].split(","), strict=True))
+    assert float(mean) == pytest.approx(float(observed["wave"]))
+    assert run(["evaluate", str(path), str(single)]) == 2
+    assert "at least 2 rows" in capfd.readouterr().err
+
+
+def test_no_row_with_a_target_is_an_error(table: Path, capfd) -> None:
+    empty = table.with_name("empty.csv")
+    lines = table.read_text().splitlines()
+    at = lines[0].split(",").index("wave")
+    cells = lines[2].split(",")
+    empty.write_text(f"{lines[0]}\n{','.join([*cells[:at], '', *cells[at + 1 :]])}\n")
+    assert run(["fit", str(empty), "-t", "wave", "--missing", "impute"]) == 2
+    assert "wave" in capfd.readouterr().err
 
 
 def test_fit_without_effects_warns_for_several_targets() -> None:

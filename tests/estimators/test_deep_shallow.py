@@ -194,6 +194,7 @@ def test_shallow_gp_of_many_rows_has_not_seen_the_held_out_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its q(u) is that of the other rows, with the hyper-parameters and points of all rows."""
+    monkeypatch.setattr(deep_shallow, "points_of_part", lambda train, test, points: points)
     compared_with: list[tuple[Any, Dataset]] = []
 
     def scores(_: DeepGP, train: Dataset, test: Dataset, **__: Any) -> tuple[float, Tensor]:
@@ -216,6 +217,51 @@ def test_shallow_gp_of_many_rows_has_not_seen_the_held_out_targets(
     (whole,) = (posterior.condition_on(test),)
     torch.testing.assert_close(whole.q_mean, last.q_mean, rtol=1e-6, atol=1e-6)
     assert (posterior.q_mean - last.q_mean).abs().max() > 1e-3
+
+
+def test_inducing_points_at_held_out_rows_move_to_other_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deep_shallow, "_DISTANCES", 100)
+    data = noisy(60)
+    test, train = data.part(torch.arange(15)), data.part(torch.arange(15, 60))
+    own, near = train.X[:6], train.X[20:24] + 1e-6
+    # One is at a held-out row whose closest other row is an inducing point as well.
+    distance = (test.X[:, None] - train.X).norm(dim=2)
+    taken = train.X[distance[3].argmin()][None]
+    points = torch.cat([test.X[[3, 5, 8]], own, near, taken])
+    found = deep_shallow.points_of_part(train, test, points)
+    closest = [train.X[distance[number].argmin()] for number in (5, 8)]
+    expected = torch.stack([*own, *near, *closest, taken[0]]).unique(dim=0)
+    assert len(expected) == 13
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+    assert deep_shallow.points_of_part(train, test, points[:0]).shape == (0, 2)
+
+
+def test_comparison_is_with_inducing_points_that_are_not_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No inducing point of the shallow GP that is compared is closest to a held-out row."""
+    parts: list[Dataset] = []
+    seen: list[Any] = []
+
+    def scores(_: DeepGP, train: Dataset, test: Dataset, **__: Any) -> tuple[float, Tensor]:
+        parts.extend((train, test))
+        return 0.0, torch.zeros(test.N)
+
+    def densities(posterior: Any, test: Dataset) -> Tensor:
+        seen.append(posterior)
+        return torch.ones(test.N)
+
+    monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
+    monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
+    monkeypatch.setattr(deep_shallow, "log_densities", densities)
+    with short_shallow_starts():
+        shortly(tolerance=1e-4).fit(*rows())
+    (posterior,), (train, test) = seen, parts
+    own, others = (torch.cdist(posterior.Z, part.X).min(1).values for part in (train, test))
+    assert len(own) > 12
+    assert bool((own <= others).all())
 
 
 @pytest.mark.usefixtures("many")

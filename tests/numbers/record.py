@@ -1,14 +1,15 @@
 """Record the numbers of a fixed list of fits, and compare a later version with the record.
 
-    python tests/numbers/record.py write tests/numbers/numbers.json
-    python tests/numbers/record.py compare tests/numbers/numbers.json
-    python tests/numbers/record.py compare tests/numbers/numbers.json --only "GPLVM fast"
+    python tests/numbers/record.py write before.json     # in a checkout of the commit before
+    python tests/numbers/record.py compare before.json   # after a change of form only
+    python tests/numbers/record.py compare before.json --only "GPLVM fast"
     python tests/numbers/record.py save tests/numbers/files
 
 `compare` repeats every fit and loads every file of `files`; each number must agree to 1e-9,
-relative, with the one that was recorded. `save` writes the files; a version that only reads them
-must not run it. Numbers of fits agree on one machine and one version of PyTorch: elsewhere the
-last bits of a sum differ, and a fit of hundreds of steps enlarges them.
+relative, with the one that was recorded. Records are not part of the repository: numbers of fits
+agree on one machine and one version of PyTorch, elsewhere the last bits of a sum differ, and a fit
+of hundreds of steps enlarges them. `save` writes the files, whose predictions are part of it; a
+version that only reads them must not run it.
 """
 
 import argparse

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from winnowgp.errors import ExtrapolationWarning, InputError
-from winnowgp.tabular.units import check_column_units, check_target_units
+from winnowgp.tabular.updates import check_column_units, check_target_units
 
 
 def predictions(N: int = 60) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -306,49 +306,8 @@ def fit(
         # The summary that is printed has these notes; that of several targets has none.
         warnings.simplefilter("ignore", FitWarning)
     table = read_table(data, encoding=encoding)
-    if len(target) > 1:
-        single = {"--task": task == "auto"}
-        single |= {"--log-target": not log_target, "--noise-column": noise_column is None}
-        single |= {"--test-file": test_file is None, "--max-predict-us": max_predict_us is None}
-        single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
-        single |= {"--layers": layers == "1", "--hyper": hyper == "auto"}
-        single |= {"--criterion": criterion == "elbo", "--precision": precision == "double"}
-        single["--max-fit-seconds"] = max_fit_seconds is None
-        refuse_single_target_options(single)
-        fit_outputs(
-            table,
-            target,
-            output,
-            folds=cv,
-            quiet=quiet,
-            json=json,
-            test_size=0.2 if test_size is None else test_size,
-            split_by=split_by,
-            id_column=id_column,
-            drop=dropped,
-            categorical=categories,
-            decimal=decimal,
-            dates=dates,
-            missing=missing,
-            max_categories=max_categories,
-            kernel="rbf" if kernel == "auto" else kernel,
-            priors=None if priors == "none" else priors,
-            alpha=alpha_value,
-            tolerance=tolerance,
-            max_points=max_points,
-            likelihood=several_likelihoods(likelihoods),
-            seed=seed,
-            device=device,
-            checkpoint=_checkpoint(checkpoint, checkpoint_every),
-            settings=_settings(data) | ({} if decimal == "auto" else {"decimal": decimal}),
-        )
-        return
-    test_table = None if test_file is None else read_table(test_file, encoding=encoding)
+    # What models of one target and of several have in common.
     options: dict[str, Any] = {
-        "task": task,
-        "likelihood": likelihoods[target[0]],
-        "log_target": log_target,
-        "noise_column": noise_column,
         "split_by": split_by,
         "id_column": id_column,
         "drop": dropped,
@@ -358,22 +317,49 @@ def fit(
         "missing": missing,
         "max_categories": max_categories,
         "kernel": kernel,
-        "layers": _layers(layers),
         "priors": None if priors == "none" else priors,
-        "hyper": hyper,
-        "posterior": posterior,
-        "mean": mean,
         "alpha": alpha_value,
         "tolerance": tolerance,
         "max_points": max_points,
+        "seed": seed,
+        "device": device,
+        "settings": _settings(data),
+    }
+    held_out = 0.2 if test_size is None else test_size
+    if len(target) > 1:
+        single = {"--task": task == "auto"}
+        single |= {"--log-target": not log_target, "--noise-column": noise_column is None}
+        single |= {"--test-file": test_file is None, "--max-predict-us": max_predict_us is None}
+        single |= {"--posterior": posterior == "mean-field", "--mean": mean == "auto"}
+        single |= {"--layers": layers == "1", "--hyper": hyper == "auto"}
+        single |= {"--criterion": criterion == "elbo", "--precision": precision == "double"}
+        single["--max-fit-seconds"] = max_fit_seconds is None
+        refuse_single_target_options(single)
+        options |= {
+            "kernel": "rbf" if kernel == "auto" else kernel,
+            "likelihood": several_likelihoods(likelihoods),
+            "test_size": held_out,
+            "checkpoint": _checkpoint(checkpoint, checkpoint_every),
+        }
+        if decimal != "auto":
+            options["settings"]["decimal"] = decimal
+        fit_outputs(table, target, output, folds=cv, quiet=quiet, json=json, **options)
+        return
+    options |= {
+        "task": task,
+        "likelihood": likelihoods[target[0]],
+        "log_target": log_target,
+        "noise_column": noise_column,
+        "layers": _layers(layers),
+        "hyper": hyper,
+        "posterior": posterior,
+        "mean": mean,
         "max_predict_us": max_predict_us,
         "max_fit_seconds": max_fit_seconds,
         "criterion": criterion,
-        "seed": seed,
-        "device": device,
         "precision": precision,
-        "settings": _settings(data),
     }
+    test_table = None if test_file is None else read_table(test_file, encoding=encoding)
     # Progress goes to stderr: stdout is for the result.
     with PhaseBars(Console(stderr=True), quiet=quiet or json or not is_main_process()) as bars:
         options["callbacks"] = bars.update
@@ -385,7 +371,7 @@ def fit(
             model = fit_table(
                 table,
                 target[0],
-                test_size=0.2 if test_size is None else test_size,
+                test_size=held_out,
                 test_table=test_table,
                 checkpoint=_checkpoint(checkpoint, checkpoint_every),
                 process_group=_process_group(device) if launched() else None,

@@ -282,33 +282,23 @@ def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: s
 
 def outputs_choice(model: "MultiOutputTable") -> "Choice":
     """Return what `winnow frontier` shows: the points of all processes, and gaps per target."""
-    estimator = model.estimator
+    from winnowgp.report.summary import bare_choice
+
+    estimator, frontier = model.estimator, model.estimator.frontier_
     evidence = estimator.evidence_
     return {
-        "points": sum(estimator.n_inducing_),
-        "candidates": sum(map(len, estimator.candidates_)),
-        "asked": "",
+        **bare_choice(
+            sum(estimator.n_inducing_),
+            sum(map(len, estimator.candidates_)),
+            asked="",
+            bound=estimator.elbo_,
+            elbo_gap=estimator.elbo_gap_,
+            rows=round(frontier.N),
+        ),
         "alpha": estimator.alpha_,
-        "bound": estimator.elbo_,
-        "elbo_gap": estimator.elbo_gap_,
-        "rows": round(estimator.frontier_.N),
-        "inclusion": [],
-        "frontier": [
-            elbo if isfinite(elbo) else None for elbo in estimator.frontier_.envelope.tolist()
-        ],
-        "log_densities": None,
-        # The evidence is that of the last hyper-parameters, and other sizes had others.
-        "exact_evidence": None,
-        "exact_log_density": None,
-        "sizes": [],
-        "resized_from": None,
-        "kernel": None,
-        "kernel_evidence": {},
+        # The evidence is that of the last hyper-parameters, and other sizes had others: it is no
+        # point of the frontier.
+        "frontier": [elbo if isfinite(elbo) else None for elbo in frontier.envelope.tolist()],
         "evidence": None if evidence is None else (evidence.lower, evidence.upper),
         "evidence_method": None if evidence is None else evidence.method,
-        "kl": None,
-        "growth_limit": None,
-        "last_gain": None,
-        "predictive_gap": None,
-        "predictive_gap_se": None,
     }

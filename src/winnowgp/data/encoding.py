@@ -94,6 +94,19 @@ class TableEncoder:
         """Names of the columns of the matrix."""
         return tuple(feature for column in self.columns for feature in column.features)
 
+    @property
+    def feature_numbers(self) -> dict[str, list[int]]:
+        """Numbers of the columns of the matrix that each column of the table becomes."""
+        ends = np.cumsum([len(column.features) for column in self.columns]).tolist()
+        ranges = zip([0, *ends], ends, strict=False)
+        names = (column.name for column in self.columns)
+        return {name: list(range(*each)) for name, each in zip(names, ranges, strict=True)}
+
+    @property
+    def dates(self) -> list[str]:
+        """Names of the columns that hold dates."""
+        return [column.name for column in self.columns if column.kind == "date"]
+
     def encode(self, table: DataTable) -> NDArray[np.float64]:
         """Return the matrix `[N features]`; columns are matched by name, and others ignored."""
         self.require_columns(table)

@@ -11,6 +11,8 @@ from typing import Any, Literal, final
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from winnowgp.data import Dataset, Source
 from winnowgp.estimators import validation
@@ -45,6 +47,8 @@ _SITE_SAMPLES = 2
 _VARIANCE = 1e-8
 # Share of few and of many rows that are held out.
 _SHARE, _SMALLER_SHARE = 0.2, 0.1
+# Number of distances between inducing points and rows that are in memory at once.
+_DISTANCES = 2**25
 # Factor that the learning rate decreases to in the training that is compared.
 _COOLING = 0.03
 # Least gain of a deep GP, in nats per observation: that of a constant target has no standard error.
@@ -184,11 +188,40 @@ def _compared(
             phase="comparison",
             context=context,
         )
+    shallow = shallow.with_candidates(points_of_part(train, test, shallow.candidates.detach()))
     # Many rows without a tenth of them have nearly the same hyper-parameters.
     alternative = (_refitted(shallow, train) if few else shallow).posterior(train)
     gain, error = density_gain(nats, log_densities(alternative, test), weights=test.weights)
     selected = "deep" if gain > max(error, _LEAST_GAIN) else "shallow"
     return ShallowComparison(selected, elbo_gain, gain, error)
+
+
+def points_of_part(
+    train: Dataset, test: Dataset, points: Float[Tensor, "M D"]
+) -> Float[Tensor, "L D"]:
+    """Return inducing points of all rows as those of a part: none is at a row of the others.
+
+    A point that is closest to one of these moves to the closest row of the part, unless another
+    point is there. New rows are at no inducing point; at one, the residual variance k(x, x) −
+    q(x, x) is zero, and predictions are too confident (`benchmarks/deep.py points`).
+    """
+    if len(points) == 0:
+        return points
+    distance, closest = _closest(points, train.X)
+    moved = _closest(points, test.X)[0] < distance
+    return torch.where(moved[:, None], train.X[closest], points).unique(dim=0)
+
+
+def _closest(
+    points: Float[Tensor, "M D"], rows: Float[Tensor, "N D"]
+) -> tuple[Float[Tensor, " M"], Int[Tensor, " M"]]:
+    """Return the distance to the closest row, and its number."""
+    # Products would round distances of zero.
+    exactly = "donot_use_mm_for_euclid_dist"
+    chunks = points.split(max(1, _DISTANCES // len(rows)))
+    pairs = [torch.cdist(chunk, rows, compute_mode=exactly).min(1) for chunk in chunks]
+    distances, numbers = zip(*pairs, strict=True)
+    return torch.cat(distances), torch.cat(numbers)
 
 
 def _refitted(shallow: SparseGP, train: Dataset) -> SparseGP:

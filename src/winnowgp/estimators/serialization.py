@@ -1,4 +1,4 @@
-"""Serialisation of estimators: their parameters and what they have learnt.
+"""Serialisation of estimators: their parameters, what they have learnt, and the values they hold.
 
 Importing this module registers the estimators with `winnowgp.io`. The state of an estimator is its
 parameters and some of its fitted attributes, under their own names; the other attributes follow
@@ -7,17 +7,19 @@ from these and are restored by a function per family.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
+import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from jaxtyping import Bool, Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-import winnowgp.estimators.serialized_values  # noqa: F401 - registers what estimators hold
 from winnowgp.bounds.evidence import Evidence
-from winnowgp.data import Standardiser
+from winnowgp.bounds.streaming import Memory
+from winnowgp.data import Dataset, Standardiser
 from winnowgp.errors import ModelFileError
 from winnowgp.estimators.classification import ClassLabels, SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
@@ -28,9 +30,9 @@ from winnowgp.estimators.kernels import kernel_name
 from winnowgp.estimators.multi_output import AdditiveGPRegressor, MultiOutputGPRegressor
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import TargetScaler
-from winnowgp.estimators.stream_records import StreamRecord
+from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRecord
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
-from winnowgp.io.registry import register
+from winnowgp.io.registry import register, register_class
 from winnowgp.models import DeepPosterior, MixturePosterior, MultiOutputPosterior, Posterior
 from winnowgp.models.deep_costs import Allocation
 from winnowgp.models.fidelity_posterior import (
@@ -43,7 +45,9 @@ from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood
 from winnowgp.models.observations import target_noise
 from winnowgp.models.target_likelihoods import TargetLikelihoods
+from winnowgp.point_processes import Bernoulli, Determinantal
 from winnowgp.selection import Frontier, SizeFrontier, SubsetPosterior
+from winnowgp.selection.subset_samples import SubsetSamples
 from winnowgp.training.schedules import SizedDeepModel, SizedModel
 
 # Parameters that belong to the process that fits, not to the model.
@@ -319,3 +323,174 @@ _register_estimator(DeepGPClassifier, _DEEP | _CLASSIFICATION, _restore_deep, _r
 for _cls in (MultiOutputGPRegressor, MultiFidelityGPRegressor, AdditiveGPRegressor):
     _register_estimator(_cls, _PROCESSES | _REGRESSION, _restore_processes, _restore_targets)
 _register_estimator(GPLVM, _GPLVM, _restore_latent)
+
+
+# Values that fitted estimators hold.
+
+register_class(Standardiser, {"positive scales": lambda own: (own.scale > 0).all()})
+register_class(
+    TargetScaler,
+    {"one column for one target": lambda own: not own.single or len(own.columns.shift) == 1},
+    # Whether the targets are logarithms is a parameter of the estimator.
+    fields={"columns": Standardiser, "single": bool},
+)
+register_class(
+    Frontier,
+    {
+        "bounds that are numbers": lambda own: _are_numbers(own.bounds),
+        "subsets of 0, 1, 2, … points": lambda own: torch.equal(
+            own.masks.sum(1), torch.arange(len(own.bounds))
+        ),
+    },
+    # The bound of a subset may be −∞, which a `Float` of a file may not.
+    fields={"bounds": Tensor, "masks": Bool[Tensor, "J K"], "N": int | float},
+)
+register_class(Evidence, {"a lower bound below the upper one": lambda own: own.lower <= own.upper})
+for _cls in (SizedModel, SizedDeepModel, Allocation, SubsetPosterior, Determinantal, BatchRecord):
+    register_class(_cls)
+register_class(Bernoulli, fields={"logits": Float[Tensor, " K"]})
+register_class(
+    SubsetSamples,
+    {
+        "subsets": lambda own: own.masks.numel() > 0,
+        "a weight for each size": lambda own: len(own.log_weights) == own.masks.shape[2] + 1,
+    },
+)
+register_class(
+    StreamRecord,
+    {
+        "batches with rows": lambda own: (
+            own.seen > 0 and own.count >= 1 and own.given_up >= 0 and own.waiting >= 0
+        ),
+        "no more rows in memory than were seen": lambda own: (
+            isnan(own.remembered) or 0 < own.remembered <= own.seen * (1 + 1e-9)
+        ),
+        "different numbers of its points": lambda own: all(
+            len(set(numbers)) == len(numbers) and all(0 <= n < own.arrived for n in numbers)
+            for numbers in (own.points, own.memory_points)
+        ),
+        "all inducing points in memory": lambda own: {*own.points} <= {*own.memory_points},
+        "a number for each point of its memory": lambda own: all(
+            len(own.memory_points) == memory.M for memory in own.memories
+        ),
+        "a share of the noise between 0 and 1": lambda own: (
+            own.noise_share is None or ((own.noise_share > 0) & (own.noise_share <= 1)).all()
+        ),
+    },
+)
+register_class(
+    Memory,
+    {
+        "the same points and outputs in both parts": lambda own: (
+            own.fixed is None
+            or (own.fixed.Z.shape == own.Z.shape and own.fixed.y.shape[1] == own.y.shape[1])
+        ),
+        "rows": lambda own: own.N > 0,
+        "one residual, or one of each output": lambda own: (
+            own.residual.shape in ((), (own.y.shape[1],))
+        ),
+    },
+)
+
+
+def _are_numbers(values: Tensor) -> bool:
+    return values.is_floating_point() and values.dim() == 1 and not bool(values.isnan().any())
+
+
+def _size_frontier_state(frontier: SizeFrontier) -> dict[str, Any]:
+    densities = enumerate(frontier.log_densities.tolist())
+    return {
+        "elbos": frontier.elbos,
+        "length": len(frontier.elbos),
+        # Few are known.
+        "log_densities": [(M, nats) for M, nats in densities if not isnan(nats)],
+        "N": frontier.N,
+        "evidence": frontier.evidence,
+        "exact_log_density": frontier.exact_log_density,
+        "earlier_gap": frontier.earlier_gap,
+    }
+
+
+@register("SizeFrontier", SizeFrontier, state=_size_frontier_state)
+def _size_frontier(
+    elbos: Tensor,
+    length: int | None,
+    log_densities: list[tuple[int, float]],
+    N: int | float,
+    evidence: float | None,
+    exact_log_density: float | None,
+    earlier_gap: float,
+) -> SizeFrontier:
+    # An ELBO may be −∞, so `elbos` is not declared as an array of finite numbers.
+    if not _are_numbers(elbos):
+        raise ModelFileError("the ELBOs of a SizeFrontier must be numbers, one per size")
+    # Files of earlier versions do not have the length.
+    if length is not None and len(elbos) != length:
+        raise ModelFileError(f"a SizeFrontier must have {length} ELBOs; it has {len(elbos)}")
+    if not len(elbos) or not N > 0:
+        raise ModelFileError("a SizeFrontier must have at least one size and one observation")
+    densities = torch.full_like(elbos, nan, dtype=torch.float64)
+    for M, nats in log_densities:
+        if not 0 <= M < len(elbos):
+            raise ModelFileError("a SizeFrontier must have log densities of its own sizes only")
+        densities[M] = nats
+    return SizeFrontier(elbos.double(), densities, N, evidence, exact_log_density, earlier_gap)
+
+
+def _first_rows_state(first: FirstRows) -> dict[str, Any]:
+    rows = first.rows
+    return {
+        "X": rows.X,
+        "Y": rows.Y,
+        "weights": rows.weights,
+        "noise": rows.noise,
+        "waiting": float(first.waiting),
+    }
+
+
+@register("FirstRows", FirstRows, state=_first_rows_state)
+def _first_rows(
+    X: Float[Tensor, "N D"],
+    Y: Float[Tensor, "N P"],
+    weights: Float[Tensor, " N"] | None,
+    noise: Float[Tensor, "N P"] | None,
+    waiting: float,
+) -> FirstRows:
+    if not waiting >= 0:
+        raise ModelFileError("FirstRows cannot wait for a negative number of rows")
+    return FirstRows(Dataset.of(X, Y, weights=weights, noise=noise), waiting)
+
+
+def _class_labels_state(labels: ClassLabels) -> dict[str, Any]:
+    return {"dtype": labels.classes.dtype.str, "values": labels.classes.tolist()}
+
+
+@register("ClassLabels", ClassLabels, state=_class_labels_state)
+def _class_labels(dtype: str, values: list[Any]) -> ClassLabels:
+    numpy_dtype = np.dtype(dtype)
+    longest = max((len(value) for value in values if isinstance(value, str)), default=1)
+    # Wider strings than any label would only fill memory.
+    too_wide = numpy_dtype.kind == "U" and numpy_dtype.itemsize > 4 * max(longest, 1)
+    if numpy_dtype.kind not in "biufUO" or too_wide:
+        raise ModelFileError(f"class labels cannot have the type {numpy_dtype}")
+    classes = np.empty(len(values), dtype=numpy_dtype)
+    classes[:] = values
+    # Probabilities are looked up in the order of the classes.
+    if len(classes) < 2 or not np.array_equal(np.unique(classes), classes):
+        raise ModelFileError("class labels must be two or more, sorted and distinct")
+    return ClassLabels(classes)
+
+
+def _random_state_state(random_state: np.random.RandomState) -> dict[str, Any]:
+    _, key, position, has_gauss, gauss = random_state.get_state(legacy=True)
+    key = np.asarray(key).astype(np.int64)
+    return {"key": key, "position": position, "has_gauss": has_gauss, "gauss": gauss}
+
+
+@register("RandomState", np.random.RandomState, state=_random_state_state)
+def _random_state(
+    key: np.ndarray, position: int, has_gauss: int, gauss: float
+) -> np.random.RandomState:
+    random_state = np.random.RandomState()
+    random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
+    return random_state

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from winnowgp import models
 from winnowgp.errors import ModelFileError
-from winnowgp.io.registry import register
+from winnowgp.io.registry import register, register_class
 from winnowgp.models.fidelity_posterior import FidelityPosterior, NonlinearFidelityPosterior
 from winnowgp.models.gplvm import Latents
 from winnowgp.models.gplvm_posterior import ExpectedPosterior, LatentPosterior, SampledPosterior
@@ -100,30 +100,18 @@ def _variational_gp(
     return model
 
 
-@register("HeteroscedasticGP", HeteroscedasticGP)
-def _heteroscedastic_gp(
-    function: models.SparseGP, log_noise: models.VariationalGP
-) -> HeteroscedasticGP:
-    return HeteroscedasticGP(function, log_noise)
-
-
-@register("HeteroscedasticPosterior", HeteroscedasticPosterior)
-def _heteroscedastic_posterior(
-    function: models.Posterior, log_noise: models.Posterior
-) -> HeteroscedasticPosterior:
-    same = function.Z.shape[1] == log_noise.Z.shape[1] and function.P == log_noise.P == 1
-    if not same or not isinstance(log_noise.likelihood, LogVarianceLikelihood):
-        raise ModelFileError("function and log noise of a HeteroscedasticPosterior do not agree")
-    return HeteroscedasticPosterior(function, log_noise)
-
-
-@register("MixturePosterior", models.MixturePosterior)
-def _mixture_posterior(
-    members: list[models.Posterior],
-    mode: models.Posterior,
-    member_weights: Float[Tensor, " S"] | None,
-) -> models.MixturePosterior:
-    return models.MixturePosterior(members, mode=mode, member_weights=member_weights)
+register_class(HeteroscedasticGP)
+register_class(
+    HeteroscedasticPosterior,
+    {
+        "one function and one log noise of the same columns": lambda own: (
+            own.function.Z.shape[1] == own.log_noise.Z.shape[1]
+            and own.function.P == own.log_noise.P == 1
+            and isinstance(own.log_noise.likelihood, LogVarianceLikelihood)
+        )
+    },
+)
+register_class(models.MixturePosterior)
 
 
 @register(
@@ -191,46 +179,47 @@ def _multi_output_posterior(
     return posterior
 
 
-@register("ProcessMixture", ProcessMixture)
-def _process_mixture(
-    mode: models.MultiOutputPosterior,
-    members: list[models.MultiOutputPosterior],
-    member_weights: Float[Tensor, " S"],
-) -> ProcessMixture:
-    if not bool((member_weights >= 0).all() & (member_weights.sum() > 0)):
-        raise ModelFileError("a ProcessMixture has weights that are negative or not numbers")
-    return ProcessMixture(mode, members, member_weights=member_weights)
+register_class(
+    ProcessMixture,
+    {
+        "weights that are not negative": lambda own: (
+            (own.member_weights >= 0).all() and own.member_weights.sum() > 0
+        )
+    },
+    fields={
+        "mode": models.MultiOutputPosterior,
+        "members": list[models.MultiOutputPosterior],
+        "member_weights": Float[Tensor, " S"],
+    },
+)
+register_class(
+    FidelityPosterior,
+    {
+        "ascending levels": lambda own: (own.levels.diff() > 0).all(),
+        "a level for each target": lambda own: (
+            len(own.levels) == getattr(own.function, "mode", own.function).P
+        ),
+    },
+)
+register_class(
+    NonlinearFidelityPosterior,
+    {
+        "ascending levels": lambda own: (own.levels.diff() > 0).all(),
+        "a function for each level": lambda own: len(own.functions) == len(own.levels) > 0,
+        "inputs that grow by the fidelities below": lambda own: _are_chained(own.functions),
+    },
+    fields={
+        "functions": list[ProcessMixture],
+        "column": int,
+        **dict.fromkeys(("levels", "shift", "scale"), Float[Tensor, " F"]),
+    },
+)
 
 
-@register("FidelityPosterior", FidelityPosterior)
-def _fidelity_posterior(
-    function: models.MultiOutputPosterior | ProcessMixture,
-    column: int,
-    levels: Float[Tensor, " P"],
-) -> FidelityPosterior:
-    posterior = FidelityPosterior(function, column=column, levels=levels)
-    if len(levels) != posterior.modes[0].P or not bool((levels.diff() > 0).all()):
-        raise ModelFileError("a FidelityPosterior does not have ascending levels for its targets")
-    return posterior
-
-
-@register("NonlinearFidelityPosterior", NonlinearFidelityPosterior)
-def _nonlinear_fidelity_posterior(
-    functions: list[ProcessMixture],
-    column: int,
-    levels: Float[Tensor, " F"],
-    shift: Float[Tensor, " F"],
-    scale: Float[Tensor, " F"],
-) -> NonlinearFidelityPosterior:
+def _are_chained(functions: list[ProcessMixture]) -> bool:
     widths = [each.mode.Z.shape[1] for each in functions]
-    same = len(functions) == len(levels) == len(shift) == len(scale) > 0
     # All fidelities below are inputs; only the next one in files of earlier versions.
-    wrong = any(w - widths[0] not in (1, t) for t, w in enumerate(widths[1:], 1))
-    if not same or wrong or not bool((levels.diff() > 0).all()):
-        raise ModelFileError("the parts of a NonlinearFidelityPosterior do not fit together")
-    return NonlinearFidelityPosterior(
-        functions, column=column, levels=levels, shift=shift, scale=scale
-    )
+    return all(w - widths[0] in (1, t) for t, w in enumerate(widths[1:], 1))
 
 
 def _of_targets(likelihood: Likelihood, P: int) -> Likelihood:
@@ -257,13 +246,15 @@ def _deep_layer(
     return layer
 
 
-@register("DeepGP", models.DeepGP)
-def _deep_gp(
-    layers: list[models.DeepLayer], likelihood: Likelihood, targets: int, skip_connections: bool
-) -> models.DeepGP:
-    return models.DeepGP(
-        layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections
-    )
+register_class(
+    models.DeepGP,
+    fields={
+        "layers": list[models.DeepLayer],
+        "likelihood": Likelihood,
+        "targets": int,
+        "skip_connections": bool,
+    },
+)
 
 
 @register("DeepPosterior", models.DeepPosterior)
@@ -279,7 +270,8 @@ def _deep_posterior(
     if [factor.shape for factor in factors] != [(layer.K, layer.K) for layer in layers]:
         raise ModelFileError("the factors of a DeepPosterior do not fit its layers")
     targets = 1 if isinstance(likelihood, SoftmaxLikelihood) else layers[-1].P
-    _deep_gp(layers, likelihood, targets, skip_connections)  # checks that the layers fit together
+    # Checks that the layers fit together.
+    models.DeepGP(layers, likelihood=likelihood, targets=targets, skip_connections=skip_connections)
     posterior = models.DeepPosterior(
         layers,
         likelihood=likelihood,

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import (
     Any,
     TypeAlias,
@@ -183,6 +183,41 @@ def register(
         return build
 
     return decorate
+
+
+def register_class(
+    cls: type,
+    rules: Mapping[str, Callable[[Any], Any]] | None = None,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    state: Callable[[Any], dict[str, State]] | None = None,
+) -> None:
+    """Make a class known that its constructor builds, under its own name.
+
+    Args:
+        cls: the class.
+        rules: what the fields must be, and a function of the fields that says whether they are.
+        fields: as in `register`; by default the arguments of the constructor.
+        state: as in `register`.
+
+    >>> @dataclass
+    ... class Share:
+    ...     percent: float
+    >>> register_class(Share, {"at most 100 %": lambda own: own.percent <= 100})
+    >>> deserialise(Archive("Model", {"$object": "Share", "state": {"percent": 120.0}}, {}))
+    Traceback (most recent call last):
+    winnowgp.errors.ModelFileError: a Share must have at most 100 %
+    """
+
+    def build(**arguments: Any) -> Any:
+        own = SimpleNamespace(**arguments)
+        for rule, holds in (rules or {}).items():
+            if not holds(own):
+                raise ModelFileError(f"a {cls.__name__} must have {rule}")
+        return cls(**arguments)
+
+    types = _argument_types(cls) if fields is None else fields
+    register(cls.__name__, cls, fields=types, state=state)(build)
 
 
 def serialise(kind: str, value: State) -> Archive:

@@ -84,7 +84,7 @@ def save_animation(
     *,
     frames_per_second: int = 8,
 ) -> Path:
-    """Save embeddings as the frames of a GIF (needs Pillow) or of an HTML page with a slider.
+    """Save embeddings as the frames of a GIF or of an HTML page with a slider.
 
     All frames share their axes. If saving fails, no partial file is left behind.
 

@@ -176,7 +176,7 @@ def draw_stream_frame(
 def save_stream_animation(
     frames: Sequence[StreamFrame], path: Path, *, frames_per_second: int = 3
 ) -> Path:
-    """Save a stream as a GIF (needs Pillow) or as an HTML page with a slider.
+    """Save a stream as a GIF or as an HTML page with a slider.
 
     Args:
         frames: a frame of each batch.

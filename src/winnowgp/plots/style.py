@@ -2,7 +2,6 @@
 
 import base64
 import html
-import importlib.util
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -167,7 +166,7 @@ class Animation:
     """Description of the frames of a page, for readers that do not see them."""
 
     def save(self, path: Path, *, frames_per_second: int) -> Path:
-        """Save the frames as a GIF (needs Pillow) or as an HTML page with a slider.
+        """Save the frames as a GIF or as an HTML page with a slider.
 
         If saving fails, no partial file is left behind.
 
@@ -185,10 +184,6 @@ class Animation:
         return path
 
     def _write_gif(self, path: Path, frames_per_second: int) -> None:
-        if importlib.util.find_spec("PIL") is None:
-            raise InputError(
-                "a GIF needs Pillow: `pip install pillow`; or use a path that ends in .html."
-            )
         figure = Figure(figsize=self.size)
 
         def draw(index: int) -> list:

@@ -103,6 +103,37 @@ class Choice(TypedDict):
     shallow: NotRequired["ShallowChoice"]
 
 
+def bare_choice(
+    points: int, candidates: int, *, asked: str, bound: float, elbo_gap: float, rows: int
+) -> Choice:
+    """Return a choice of which only this is known: all else is None or empty."""
+    return {
+        "points": points,
+        "candidates": candidates,
+        "asked": asked,
+        "alpha": None,
+        "bound": bound,
+        "elbo_gap": elbo_gap,
+        "rows": rows,
+        "inclusion": [],
+        "frontier": None,
+        "log_densities": None,
+        "exact_evidence": None,
+        "exact_log_density": None,
+        "sizes": [],
+        "resized_from": None,
+        "kernel": None,
+        "kernel_evidence": {},
+        "evidence": None,
+        "evidence_method": None,
+        "kl": None,
+        "growth_limit": None,
+        "last_gain": None,
+        "predictive_gap": None,
+        "predictive_gap_se": None,
+    }
+
+
 class AllocationSummary(TypedDict):
     """A deep GP with some number of inducing points in each layer."""
 

@@ -103,7 +103,7 @@ def importance(
     X, y = X[rows], y[rows]
     base = _losses(estimator, X, y)
     columns: list[ColumnImportance] = []
-    for column, features in zip(encoder.columns, column_features(encoder), strict=True):
+    for column, features in zip(encoder.columns, encoder.feature_numbers.values(), strict=True):
         permuted = np.zeros_like(base)
         for _ in range(repeats):
             shuffled = X.copy()
@@ -130,12 +130,6 @@ def _losses(estimator: TableEstimator, X: Values, y: NDArray[Any]) -> Values:
     return (estimator.predict(X) - y) ** 2 / max(float(np.var(y)), 1e-300)
 
 
-def column_features(encoder: TableEncoder) -> list[list[int]]:
-    """Return the numbers of the features of each column of a table."""
-    ends = np.cumsum([len(column.features) for column in encoder.columns]).tolist()
-    return [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)]
-
-
 def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None:
     """Return 1 / lengthscale of each standardised column, the largest of its features.
 
@@ -157,7 +151,7 @@ def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None
     most = np.max(scales, axis=0)
     return {
         column.name: float(most[features].max()) if features else 0.0
-        for column, features in zip(encoder.columns, column_features(encoder), strict=True)
+        for column, features in zip(encoder.columns, encoder.feature_numbers.values(), strict=True)
     }
 
 
@@ -253,9 +247,7 @@ def term_effects(
     names = term_names(name)
     if len(names) != len(terms):
         names = [f"term {number + 1}" for number in range(len(terms))]
-    owned = dict(
-        zip((c.name for c in encoder.columns), map(set, column_features(encoder)), strict=True)
-    )
+    owned = {name: set(numbers) for name, numbers in encoder.feature_numbers.items()}
     each = max(1, MOST_TERM_CURVES // len(terms))
     effects = []
     for label, term in zip(names, terms, strict=True):
@@ -354,8 +346,7 @@ def _grid(
     if between is None:
         return list(column.categories), ""
     low, high = between
-    number = [c.name for c in encoder.columns].index(column.name)
-    feature = column_features(encoder)[number][0]
+    feature = encoder.feature_numbers[column.name][0]
     deep = isinstance(estimator, DeepEstimator)
     kernel = estimator.posterior_.layers[0].kernel if deep else term or estimator.kernel_
     scale = float(estimator._x_scaler.scale[feature])

@@ -16,7 +16,7 @@ from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability, Residuals
 from winnowgp.tabular.diagnostics import coverage_alarm
-from winnowgp.tabular.fitting import date_columns, fit_table
+from winnowgp.tabular.fitting import fit_table
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import (
     BINS,
@@ -154,7 +154,7 @@ def cross_validate_table(
     model = fit_table(table, target, test_size=0, seed=seed, **options)
     alarms = list(model.summary["alarms"])
     if split_by is None:
-        warning = random_split_warning(table.without([target]), date_columns(model.encoder))
+        warning = random_split_warning(table.without([target]), model.encoder.dates)
         if warning is not None:
             warnings.warn(warning, stacklevel=2)
             alarms.append(alarm_summary(warning))

@@ -184,5 +184,5 @@ def _encoded(program: Program, model: TabularModel | MultiOutputTable) -> str:
         features.append(program.apply("Filled", numbers, program.constant(float(column.typical))))
         if column.flagged:
             features.append(program.apply("Missing", numbers))
-    program.metadata["dates"] = [c.name for c in model.encoder.columns if c.kind == "date"]
+    program.metadata["dates"] = model.encoder.dates
     return program.apply("Concat", *features) if len(features) > 1 else features[0]

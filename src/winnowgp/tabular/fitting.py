@@ -2,7 +2,6 @@
 
 import platform
 import warnings
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from time import perf_counter
@@ -13,9 +12,7 @@ from numpy.typing import NDArray
 
 from winnowgp import __version__
 from winnowgp.data import Dataset, DataTable
-from winnowgp.data.columns import column_kinds, column_note, parse_numbers
 from winnowgp.data.distributed import ProcessGroup
-from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
@@ -29,29 +26,11 @@ from winnowgp.report.summary import Quality, Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.diagnostics import diagnose, recorded_alarms, table_columns
 from winnowgp.tabular.effects import importance, relevances
-from winnowgp.tabular.model import TabularModel, prediction_names
+from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import classification_quality, regression_quality
-from winnowgp.tabular.splits import (
-    copied_rows_warning,
-    has_groups,
-    held_out_split,
-    random_split_warning,
-    unseen_groups_warning,
-)
-from winnowgp.tabular.targets import (
-    check_positive,
-    check_proportions,
-    constant_target_warning,
-    few_rows_warning,
-    implied_task,
-    known_noise,
-    likelihood_for,
-    likelihood_warning,
-    numeric_target_kind,
-    rows_with_target,
-    task_of,
-    training_targets,
-)
+from winnowgp.tabular.reading import Reading, TableRows, read_rows
+from winnowgp.tabular.splits import copied_rows_warning
+from winnowgp.tabular.targets import likelihood_for
 from winnowgp.tabular.training_history import TrainingHistory, training_summary
 from winnowgp.training.callbacks import Callbacks, as_callbacks
 
@@ -114,6 +93,7 @@ def fit_table(
 
     Args:
         table: a `DataTable`, a data frame of pandas, polars or pyarrow, or a dictionary of columns.
+            One row is enough to fit a constant; fewer than ten are fitted with a `FewRowsWarning`.
         target: the column to predict. Rows without a target are left out if `missing` is "impute".
         task: "regression", "classification", "counts", or "auto": classification if the target is
             categorical or has two different values, regression otherwise.
@@ -160,177 +140,109 @@ def fit_table(
 
     The other arguments are those of `SparseGPRegressor` and `SparseGPClassifier`.
     """
-    ignored = (*drop, *(() if id_column is None else (id_column,)))
-    table = DataTable.of(table)
-    table.require_columns([target], argument="`target`")
-    table.require_columns(ignored, argument="`drop` and `id_column`")
-    table.require_columns(categorical, argument="`categorical`")
-    if target in ignored:
-        raise InputError(
-            f"`target` must not be in `drop` nor be the `id_column`; got {target!r} as both."
-        )
-    apart = (target, *ignored, *(() if noise_column is None else (noise_column,)))
-    if noise_column is not None and noise_column in (target, *ignored, *categorical):
-        raise InputError(
-            "`noise_column` must not be the target, the `id_column`, in `drop` or in "
-            f"`categorical`; got {noise_column!r} as both."
-        )
-    if noise_column is not None:
-        table.require_columns([noise_column], argument="`noise_column`")
-    if task == "auto" and target in categorical:
-        task = "classification"
-    task = implied_task(task, likelihood, log_target=log_target)
-    rows = table.N
-    if test_table is not None:
-        if split_by is not None:
-            raise InputError("`split_by` must be left out if there is a `test_table`.")
-        table = _with_test_rows(table, DataTable.of(test_table), optional=ignored)
-    # Before any row is left out, so that an error gives the row number in the table.
-    everything = table
-    names = table.without(apart).names
-    # Labels of classes stay as they are written.
-    read = names if task == "classification" else (*names, target)
-    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=categorical)
-    target_kind = numeric_target_kind(kinds.pop(target, None), table, target)
-    notes = {n: column_note(table, n, kind) for n, kind in {**kinds, **target_kind}.items()}
-    table = parse_numbers(table, {**kinds, **target_kind})
-    table, number = rows_with_target(table, target, missing=missing)
-    task, why = task_of(table, target, task)
-    _check_id(id_column, table, target, task)
-    inputs = table.without(apart)
-    known = None if noise_column is None else known_noise(table, noise_column, number)
-    if test_table is not None:
-        train, test = np.flatnonzero(number <= rows), np.flatnonzero(number > rows)
-        _check_test_rows(train, test)
-    else:
-        train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
-    encoder = TableEncoder.learn(
-        inputs, kinds=kinds, rows=train, missing=missing, max_categories=max_categories
+    reading = Reading(
+        test_size=test_size,
+        split_by=split_by,
+        id_column=id_column,
+        drop=drop,
+        categorical=categorical,
+        decimal=decimal,
+        dates=dates,
+        missing=missing,
+        max_categories=max_categories,
+        seed=seed,
     )
-    if target in target_kind:
-        encoder = replace(encoder, target=target_kind[target].notation)
-    y = training_targets(table, target, task, train, number)
-    if log_target:
-        check_positive(y, target, number)
-    if likelihood == "beta":
-        check_proportions(y, target, number, percent=encoder.target.sign == "%")
-    # Issued after the fit, so that an error about the input is the only message.
-    early: list[FitWarning | None] = [few_rows_warning(len(train))]
-    constant = None if task == "classification" else constant_target_warning(y[train], target)
-    early.append(constant)
-    if task == "regression" and likelihood == "auto" and not log_target:
-        early.append(likelihood_warning(y[train], target))
-    if split_by is None and test_table is None and len(test):
-        early.append(random_split_warning(inputs, date_columns(encoder)))
-    groups = split_by is not None and has_groups(table, split_by, dates=dates)
-    if split_by is not None and groups and split_by in inputs.values and len(test):
-        early.append(unseen_groups_warning(split_by))
-    history = TrainingHistory()
-    points: dict[str, Any] = {
+    rows = read_rows(
+        DataTable.of(table),
+        target,
+        reading,
+        task=task,
+        likelihood=likelihood,
+        log_target=log_target,
+        noise_column=noise_column,
+        test_table=None if test_table is None else DataTable.of(test_table),
+    )
+    task, encoder, train, test = rows.task, rows.encoder, rows.train, rows.test
+    likelihood = likelihood_for(task, likelihood)
+    _check_noise_column(noise_column, task, likelihood, log_target=log_target)
+    goal: dict[str, Any] = {
         "alpha": alpha,
         "tolerance": tolerance,
         "max_points": max_points,
         "max_predict_us": max_predict_us,
         "criterion": criterion,
     }
-    expression, numbers = kernel, _feature_numbers(encoder)
-    noise = likelihood_for(task, likelihood)
-    _check_noise_column(noise_column, task, noise, log_target=log_target)
-    options = {"log_target": log_target, "priors": priors, "hyper": hyper}
-    shallow = {"mean": mean, "posterior": posterior, "max_fit_seconds": max_fit_seconds}
+    options = {"log_target": log_target, "priors": priors, "hyper": hyper, "precision": precision}
+    shallow = {"mean": mean, "posterior": posterior, "max_fit_seconds": max_fit_seconds, **goal}
+    expression, columns = kernel, encoder.feature_numbers
     if layers == 1:
         if kernel != AUTO:
-            expression = parse_kernel(kernel, len(encoder.features), columns=numbers)
-        made = _estimator(task, precision, likelihood=noise, **options)
-        made = partial(made, expression, **shallow, **points)
+            expression = parse_kernel(kernel, len(encoder.features), columns=columns)
+        made = partial(_estimator(task, likelihood=likelihood, **options), expression, **shallow)
     else:
         expression = "rbf" if kernel == AUTO else kernel
-        refused = {**shallow, **points, **options, "precision": precision}
-        refused |= {"noise_column": noise_column}
-        made = _deep_estimator(task, layers, kernel, likelihood=noise, options=refused)
+        others = {**shallow, **options, "noise_column": noise_column}
+        made = _deep_estimator(task, layers, kernel, likelihood=likelihood, options=others)
+    history = TrainingHistory()
     estimator = made(
         random_state=seed,
         device=device,
         callbacks=(history, *as_callbacks(callbacks)),
         checkpoint=checkpoint,
     )
-    X = encoder.encode(inputs)
-    if task == "regression":
-        early.append(copied_rows_warning(X, y, train, test))
-    start = perf_counter()
+    X, start = encoder.encode(rows.inputs), perf_counter()
     with recorded_alarms() as alarms:
         if process_group is None:
-            estimator.fit(X[train], y[train], **_known_part(known, train))
-        elif task == "regression" and noise == "gaussian" and not log_target and layers == 1:
-            part = None if known is None else tensor(known[train])
-            data = Dataset.of(tensor(X[train]), tensor(y[train]), noise=part).merged()
-            estimator.fit(ShardedSource(data, process_group))
+            estimator.fit(X[train], rows.y[train], **rows.known_noise(train))
+        elif task == "regression" and likelihood == "gaussian" and not log_target and layers == 1:
+            estimator.fit(ShardedSource(_dataset(rows, X), process_group))
         else:
             estimator.checkpoint = checkpoint if process_group.is_first else None
-            estimator.fit(X[train], y[train])
-    fit_seconds = perf_counter() - start
-    if constant is not None:
-        # The warning about the target names it.
-        alarms = [alarm for alarm in alarms if not isinstance(alarm, type(constant))]
-    if len(test):
-        seen = {type(alarm) for alarm in alarms}
-        if constant is not None:
-            # No prediction of a constant is better than the constant.
-            seen |= {type(constant), WorseThanConstantWarning}
-        columns = table_columns(encoder, inputs)
-        more = diagnose(
-            estimator,
-            X,
-            y,
-            held_out=test,
-            columns=columns,
-            ordered=not groups,
-            noise_variance=known,
-        )
-        alarms += [alarm for alarm in more if type(alarm) not in seen]
-    alarms = [*(alarm for alarm in early if alarm is not None), *alarms]
+            estimator.fit(X[train], rows.y[train])
+    seconds = perf_counter() - start
+    alarms = _alarms(rows, estimator, X, alarms)
     if process_group is None or process_group.is_first:
         for alarm in alarms:
             warnings.warn(alarm, stacklevel=2)
     # The estimator sees features, which have numbers and no names.
     estimator.kernel, estimator.callbacks, estimator.checkpoint = str(expression), None, None
+    if not isinstance(expression, str):
+        name = expression.text(columns)
+    else:
+        name = expression if layers != 1 else estimator.kernel_name_
     relevant = relevances(estimator, encoder)
     summaries = [
-        table_summary.column_summary(inputs, column, relevant, note=notes[column.name])
+        table_summary.column_summary(rows.inputs, column, relevant, note=rows.notes[column.name])
         for column in encoder.columns
     ]
-    lost = importance(estimator, encoder, X[test], y[test]) if len(test) > 1 else None
+    held_out = (X[test], rows.y[test]) if len(test) else None
+    lost = importance(estimator, encoder, *held_out) if held_out and len(test) > 1 else None
     ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
-    if isinstance(expression, str):
-        name = expression if layers != 1 else estimator.kernel_name_
-    else:
-        name = expression.text(numbers)
-    held_out = (X[test], y[test]) if len(test) else None
     curves, terms = table_summary.effects(estimator, encoder, ranked, name)
     summary: Summary = {
         "target": target,
         "task": task,
-        "why_task": why,
+        "why_task": rows.why_task,
         "classes": [str(c) for c in getattr(estimator, "classes_", [])],
-        "rows": table.N,
+        "rows": rows.table.N,
         "train_rows": len(train),
         "columns": summaries,
         "target_summary": table_summary.target_summary(
-            table, target, task, note=notes.get(target, "")
+            rows.table, target, task, note=rows.notes.get(target, "")
         ),
-        "ignored": table_summary.ignored_columns(everything, drop, id_column, noise_column),
+        "ignored": table_summary.ignored_columns(rows.everything, drop, id_column, noise_column),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(
-            estimator, len(train), asked=_described_goal(points), kernel=name, held_out=held_out
+            estimator, len(train), asked=_described_goal(goal), kernel=name, held_out=held_out
         ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in alarms],
-        "quality": _quality(estimator, X, y, train, test, known),
+        "quality": _quality(rows, estimator, X),
         "importance": lost,
         "effects": curves,
         "terms": terms,
         "training": training_summary(history, estimator, encoder, relevant),
-        "timings": {"fit_s": fit_seconds, "predict_us": table_summary.predict_us(estimator, X)},
+        "timings": {"fit_s": seconds, "predict_us": table_summary.predict_us(estimator, X)},
         "settings": {
             "winnowgp": __version__,
             "python": platform.python_version(),
@@ -339,7 +251,7 @@ def fit_table(
             "device": device,
             "precision": precision,
             "test_size": f"{test_size:g}",
-            **_target_settings(task, noise, log_target=log_target),
+            **_target_settings(task, likelihood, log_target=log_target),
             **({} if split_by is None else {"split_by": split_by}),
             **({} if noise_column is None else {"noise_column": noise_column}),
             **({} if mean == "auto" else {"mean": mean}),
@@ -352,49 +264,39 @@ def fit_table(
     return TabularModel(encoder, estimator, id_column, summary)
 
 
-def _feature_numbers(encoder: TableEncoder) -> dict[str, list[int]]:
-    """Return the columns of the encoded matrix that belong to each column of the table."""
-    owners = [column.name for column in encoder.columns for _ in column.features]
-    return {
-        column.name: [number for number, owner in enumerate(owners) if owner == column.name]
-        for column in encoder.columns
-    }
+def _dataset(rows: TableRows, X: NDArray[np.float64]) -> Dataset:
+    """Return the training rows for several processes, which share them."""
+    noise = None if rows.noise is None else tensor(rows.noise[rows.train])
+    return Dataset.of(tensor(X[rows.train]), tensor(rows.y[rows.train]), noise=noise).merged()
 
 
-def _check_id(id_column: str | None, table: DataTable, target: str, task: str) -> None:
-    """Check that no column of predictions has the name of the id column."""
-    classes = table.strings(target) if task == "classification" else ()
-    if id_column in prediction_names(task, classes):
-        raise InputError(
-            f"`id_column` must not be the name of a column of predictions; got {id_column!r}. "
-            "Rename it."
-        )
-
-
-def _with_test_rows(table: DataTable, test: DataTable, *, optional: tuple[str, ...]) -> DataTable:
-    """Return the rows of both tables; the second one may lack columns that are not used."""
-    lacking = [n for n in table.names if n not in optional and n not in test.values]
-    if lacking:
-        raise InputError(
-            "`test_table` (`--test-file`) must have the target and all inputs; it lacks "
-            f"{', '.join(map(repr, lacking[:12]))}."
-        )
-    absent = {name: np.full(test.N, None, dtype=object) for name in optional}
-    values = {name: test.values.get(name, absent.get(name)) for name in table.names}
-    return DataTable.joined([table, DataTable({n: v for n, v in values.items() if v is not None})])
-
-
-def _check_test_rows(train: NDArray[Any], test: NDArray[Any]) -> None:
-    if not len(train) or not len(test):
-        raise InputError(
-            "the table and the `test_table` must each have rows with a target; got "
-            f"{len(train)} and {len(test)}."
-        )
-
-
-def date_columns(encoder: TableEncoder) -> list[str]:
-    """Return the names of the columns that hold dates."""
-    return [column.name for column in encoder.columns if column.kind == "date"]
+def _alarms(
+    rows: TableRows, estimator: Any, X: NDArray[np.float64], alarms: list[FitWarning]
+) -> list[FitWarning]:
+    """Return the alarms about the rows, those that the fit has issued, and those of its result."""
+    early = list(rows.alarms)
+    if rows.task == "regression":
+        copied = copied_rows_warning(X, rows.y, rows.train, rows.test)
+        early += [] if copied is None else [copied]
+    if rows.constant is not None:
+        # The warning about the target names it.
+        alarms = [alarm for alarm in alarms if not isinstance(alarm, type(rows.constant))]
+    if not len(rows.test):
+        return [*early, *alarms]
+    seen = {type(alarm) for alarm in alarms}
+    if rows.constant is not None:
+        # No prediction of a constant is better than the constant.
+        seen |= {type(rows.constant), WorseThanConstantWarning}
+    found = diagnose(
+        estimator,
+        X,
+        rows.y,
+        held_out=rows.test,
+        columns=table_columns(rows.encoder, rows.inputs),
+        ordered=not rows.grouped,
+        noise_variance=rows.noise,
+    )
+    return [*early, *alarms, *(alarm for alarm in found if type(alarm) not in seen)]
 
 
 def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[str, str]:
@@ -403,7 +305,7 @@ def _target_settings(task: str, likelihood: str, *, log_target: bool) -> dict[st
     return {"likelihood": likelihood} | ({"log_target": "True"} if log_target else {})
 
 
-def _estimator(task: str, precision: str, *, likelihood: str, hyper: str, **options: Any) -> Any:
+def _estimator(task: str, *, likelihood: str, precision: str, hyper: str, **options: Any) -> Any:
     if task == "regression":
         return partial(
             SparseGPRegressor, likelihood=likelihood, precision=precision, hyper=hyper, **options
@@ -445,19 +347,13 @@ def _deep_estimator(
     return partial(DeepGPRegressor, layers, kernel=kernel, likelihood=likelihood, **goal)
 
 
-def _quality(
-    estimator: Any,
-    X: NDArray[np.float64],
-    y: NDArray[Any],
-    train: NDArray[Any],
-    test: NDArray[Any],
-    known: NDArray[np.float64] | None,
-) -> Quality | None:
+def _quality(rows: TableRows, estimator: Any, X: NDArray[np.float64]) -> Quality | None:
+    y, train, test = rows.y, rows.train, rows.test
     if not len(test):
         return None
     if isinstance(estimator, ClassTargets):
         return classification_quality(estimator, X[test], y[test], train_labels=y[train])
-    noise = _known_part(known, test)
+    noise = rows.known_noise(test)
     return regression_quality(estimator, X[test], y[test], y_train=y[train], **noise)
 
 
@@ -474,22 +370,17 @@ def _check_noise_column(
     )
 
 
-def _known_part(known: NDArray[np.float64] | None, rows: NDArray[Any]) -> dict[str, Any]:
-    """Return the known noise of some rows as an argument, if there is any."""
-    return {} if known is None else {"noise_variance": known[rows]}
-
-
-def _described_goal(points: dict[str, Any]) -> str:
-    if points["alpha"] != "auto":
-        return f"the paper's prior with α = {points['alpha']:g}"
+def _described_goal(goal: dict[str, Any]) -> str:
+    if goal["alpha"] != "auto":
+        return f"the paper's prior with α = {goal['alpha']:g}"
     limit = None
-    if points["max_points"] is not None:
-        limit = f"at most {counted(points['max_points'], 'point')}"
-    elif points["max_predict_us"] is not None:
-        limit = f"at most {points['max_predict_us']:g} µs per prediction"
-    if limit is not None and points["tolerance"] is None:
+    if goal["max_points"] is not None:
+        limit = f"at most {counted(goal['max_points'], 'point')}"
+    elif goal["max_predict_us"] is not None:
+        limit = f"at most {goal['max_predict_us']:g} µs per prediction"
+    if limit is not None and goal["tolerance"] is None:
         return limit
-    gap = "an ELBO gap" if points["criterion"] == "elbo" else "a gap in held-out log density"
-    nats = TOLERANCE if points["tolerance"] is None else points["tolerance"]
+    gap = "an ELBO gap" if goal["criterion"] == "elbo" else "a gap in held-out log density"
+    nats = TOLERANCE if goal["tolerance"] is None else goal["tolerance"]
     tolerance = f"{gap} of at most {nats:g} nats per observation"
     return tolerance if limit is None else f"{tolerance}, {limit}"

@@ -2,11 +2,12 @@
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.io import save
 from winnowgp.report.summary import Summary, counted
 from winnowgp.tabular import table_summary
-from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.quality import TableEstimator, predictive
 from winnowgp.tabular.targets import known_noise
+
+Columns: TypeAlias = dict[str, np.ndarray[Any, Any]]
+"""Columns of predictions by name."""
 
 # Unseen categories that are remembered per column, however large the table is.
 _MOST_UNSEEN = 1000
@@ -36,9 +39,83 @@ def prediction_names(task: str, classes: Iterable[Any]) -> set[str]:
     return {"mean", "sd", "lower", "upper"}
 
 
+@dataclass(frozen=True, slots=True)
+class TableModel(ABC):
+    """A fitted model of one column of a table, or of several: its encoder and its estimator."""
+
+    encoder: TableEncoder
+    estimator: Any
+    id_column: str | None
+
+    def predict_blocks(
+        self,
+        blocks: Iterable[DataTable],
+        *,
+        level: float = 0.95,
+        quantiles: Sequence[float] = (),
+        device: str = "cpu",
+    ) -> Iterator[Columns]:
+        """Return `predict` of a table that is read in blocks, such as those of a large file.
+
+        The predictions do not depend on the blocks: rows are regrouped into chunks of the size that
+        `predict` uses. Memory holds one chunk and one block.
+
+        Args:
+            level: probability that the interval contains the observation.
+            quantiles: probabilities of further columns, for models of one target.
+            device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
+        """
+        moved = replace(self, estimator=self.estimator.predicting_on(device))
+        extrapolation = self.extrapolation()
+        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
+            yield moved._predicted(rows, level, quantiles, extrapolation)
+        for warning in extrapolation.warnings():
+            warnings.warn(warning, stacklevel=2)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model to a file that `winnowgp.load` reads.
+
+        The file grows with the number of inducing points, not with the number of rows.
+        """
+        return save(self, path)
+
+    @abstractmethod
+    def extrapolation(self) -> "Extrapolation":
+        """Return a count of the rows to predict that are unlike the training rows."""
+
+    @abstractmethod
+    def _columns(
+        self, table: DataTable, X: NDArray[np.float64], level: float, quantiles: Sequence[float]
+    ) -> Columns:
+        """Return columns of predictions of encoded rows."""
+
+    def _predicted(
+        self,
+        table: DataTable,
+        level: float,
+        quantiles: Sequence[float],
+        extrapolation: "Extrapolation",
+    ) -> Columns:
+        """Return the id column, if there is one, and columns of predictions."""
+        X = self.encoder.encode(table)
+        extrapolation.add(table, X)
+        columns: Columns = {}
+        if self.id_column is not None and self.id_column in table.values:
+            columns[self.id_column] = table.strings(self.id_column, literal=True)
+        return columns | self._columns(table, X, level, quantiles)
+
+    def _warned(self, table: DataTable, level: float, quantiles: Sequence[float]) -> Columns:
+        """Return predictions, and warn of rows that are unlike the training rows."""
+        extrapolation = self.extrapolation()
+        predictions = self._predicted(table, level, quantiles, extrapolation)
+        for warning in extrapolation.warnings():
+            warnings.warn(warning, stacklevel=3)
+        return predictions
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class TabularModel:
+class TabularModel(TableModel):
     """A fitted model of a table: the encoder of its columns, the estimator, and a summary.
 
     >>> from winnowgp.tabular import fit_table
@@ -49,9 +126,7 @@ class TabularModel:
     ['lower', 'mean', 'sd', 'upper']
     """
 
-    encoder: TableEncoder
     estimator: TableEstimator
-    id_column: str | None
     summary: Summary
 
     @property
@@ -77,7 +152,7 @@ class TabularModel:
 
     def predict(
         self, table: TableLike, *, level: float = 0.95, quantiles: Sequence[float] = ()
-    ) -> dict[str, np.ndarray[Any, Any]]:
+    ) -> Columns:
         """Return columns of predictions, after the id column if there is one.
 
         They are mean, standard deviation and a central interval of a new observation; or the most
@@ -92,11 +167,7 @@ class TabularModel:
             level: probability that the interval contains the observation.
             quantiles: probabilities of further columns: the 0.05-quantile is called `q0.05`.
         """
-        extrapolation = self.extrapolation()
-        predictions = self._predicted(DataTable.of(table), level, quantiles, extrapolation)
-        for warning in extrapolation.warnings():
-            warnings.warn(warning, stacklevel=2)
-        return predictions
+        return self._warned(DataTable.of(table), level, quantiles)
 
     def extrapolation(self) -> "Extrapolation":
         """Return a count of the rows to predict that are unlike the training rows."""
@@ -104,63 +175,30 @@ class TabularModel:
         ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
         return Extrapolation(self.encoder, ranges)
 
-    def _predicted(
-        self,
-        table: DataTable,
-        level: float,
-        quantiles: Sequence[float],
-        extrapolation: "Extrapolation",
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        X = self.encoder.encode(table)
-        extrapolation.add(table, X)
-        columns: dict[str, np.ndarray[Any, Any]] = {}
-        if self.id_column is not None and self.id_column in table.values:
-            columns[self.id_column] = table.strings(self.id_column, literal=True)
+    def _columns(
+        self, table: DataTable, X: NDArray[np.float64], level: float, quantiles: Sequence[float]
+    ) -> Columns:
         if isinstance(self.estimator, ClassTargets):
             if quantiles:
                 raise InputError("classes have no quantiles; leave `quantiles` out.")
             probability = self.estimator.predict_proba(X)
             classes = self.estimator.classes_
-            columns["class"] = classes[probability.argmax(1)]
-            return columns | {f"p_{c}": p for c, p in zip(classes, probability.T, strict=True)}
+            best = classes[probability.argmax(1)]
+            each = zip(classes, probability.T, strict=True)
+            return {"class": best, **{f"p_{c}": p for c, p in each}}
         noise_variance = self.noise_variance(table)
         observation = predictive(self.estimator, X, noise_variance=noise_variance)
         lower, upper = observation.interval(level)
         mean, sd = observation.mean, observation.sd
-        columns |= {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+        columns = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
         if not quantiles:
             return columns
         names = [f"q{p:g}" for p in quantiles]
-        if len({*names, *columns}) < len(names) + len(columns):
+        if len({*names, *columns}) < len(names) + len(columns) or self.id_column in names:
             raise InputError(
                 f"`quantiles` must differ from each other and from other columns; got {names}."
             )
         return columns | dict(zip(names, observation.quantiles(quantiles), strict=True))
-
-    def predict_blocks(
-        self,
-        blocks: Iterable[DataTable],
-        *,
-        level: float = 0.95,
-        quantiles: Sequence[float] = (),
-        device: str = "cpu",
-    ) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """Return `predict` of a table that is read in blocks, such as those of a large file.
-
-        The predictions do not depend on the blocks: rows are regrouped into chunks of the size that
-        `predict` uses. Memory holds one chunk and one block.
-
-        Args:
-            level: probability that the interval contains the observation.
-            quantiles: probabilities of further columns, as for `predict`.
-            device: device of the predictions: "cpu", "cuda", or "auto" for a GPU if there is one.
-        """
-        moved = replace(self, estimator=self.estimator.predicting_on(device))
-        extrapolation = self.extrapolation()
-        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved._predicted(rows, level, quantiles, extrapolation)
-        for warning in extrapolation.warnings():
-            warnings.warn(warning, stacklevel=2)
 
     def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
         """Return the model with fewer inducing points, from what the fit kept.
@@ -179,13 +217,6 @@ class TabularModel:
         summary = table_summary.resized(self.summary, estimator, self.encoder, settings or {})
         return replace(self, estimator=estimator, summary=summary)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model to a file that `winnowgp.load` reads.
-
-        The file grows with the number of inducing points, not with the number of rows.
-        """
-        return save(self, path)
-
 
 @final
 class Extrapolation:
@@ -201,7 +232,6 @@ class Extrapolation:
 
     def __init__(self, encoder: TableEncoder, ranges: Mapping[str, tuple[float, float]]) -> None:
         self._encoder, self._ranges = encoder, ranges
-        self._dates = {column.name for column in encoder.columns if column.kind == "date"}
         self._rows = 0
         self._far: dict[str, tuple[int, int, float]] = {}
         self._unseen: dict[str, set[str]] = {}
@@ -212,11 +242,9 @@ class Extrapolation:
         Args:
             X: the encoded rows.
         """
-        for column, features in zip(
-            self._encoder.columns, column_features(self._encoder), strict=True
-        ):
-            if column.name in self._ranges:
-                self._add_numbers(column.name, X[:, features[0]])
+        for name, numbers in self._encoder.feature_numbers.items():
+            if name in self._ranges:
+                self._add_numbers(name, X[:, numbers[0]])
         for name, categories in self._encoder.unseen(table).items():
             known = self._unseen.setdefault(name, set())
             known.update(sorted(set(categories) - known)[: _MOST_UNSEEN - len(known)])
@@ -261,6 +289,6 @@ class Extrapolation:
         )
 
     def _text(self, name: str, value: float) -> str:
-        if name in self._dates:
+        if name in self._encoder.dates:
             return str(np.array(value).astype("datetime64[D]"))
         return f"{value:.6g}"

@@ -1,14 +1,11 @@
 """Models of several columns of a table: `fit_outputs_table` and `MultiOutputTable`."""
 
-import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import repeat
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -16,23 +13,22 @@ from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
 from winnowgp.data.columns import column_kinds, parse_numbers
-from winnowgp.data.encoding import TableEncoder
-from winnowgp.data.out_of_core import rechunk
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, NoInducingPointsWarning
-from winnowgp.estimators.base import rows_at_once
 from winnowgp.estimators.multi_output import MultiOutputGPRegressor
-from winnowgp.io import save
 from winnowgp.report.summary import Alarm
 from winnowgp.tabular.diagnostics import recorded_alarms
-from winnowgp.tabular.effects import column_features
-from winnowgp.tabular.model import Extrapolation
+from winnowgp.tabular.model import Columns, Extrapolation, TableModel
+from winnowgp.tabular.reading import Reading
 from winnowgp.tabular.splits import cross_validation_splits, held_out_split
 from winnowgp.tabular.table_summary import alarm_summary
 from winnowgp.tabular.targets import FEW_ROWS, constant_target_warning, few_rows_warning
-from winnowgp.tabular.units import check_column_units, check_target_units, warn_of_constant
-
-Columns = dict[str, np.ndarray[Any, Any]]
+from winnowgp.tabular.updates import (
+    check_categories,
+    check_column_units,
+    check_target_units,
+    warn_of_constant,
+)
 
 PARTS = ("mean", "sd", "lower", "upper")
 """Columns of a prediction, each after the name of its target."""
@@ -40,7 +36,7 @@ PARTS = ("mean", "sd", "lower", "upper")
 
 @final
 @dataclass(frozen=True, slots=True)
-class MultiOutputTable:
+class MultiOutputTable(TableModel):
     """A fitted model of several columns of a table.
 
     >>> x = np.linspace(0, 6, 40)
@@ -50,10 +46,8 @@ class MultiOutputTable:
     ['a_mean', 'a_sd', 'a_lower', 'a_upper']
     """
 
-    encoder: TableEncoder
     estimator: MultiOutputGPRegressor
     targets: list[str]
-    id_column: str | None
     quality: dict[str, dict[str, float]]
     """Of each target: root mean squared error, R² and log density of the held-out rows that have
     it, and their number; means over the folds of a cross-validation. Empty if none were held out,
@@ -77,18 +71,18 @@ class MultiOutputTable:
                 columns.
             level: probability that an interval contains an observation.
         """
-        rows, unseen = DataTable.of(table), Extrapolation(self.encoder, {})
-        predictions = self._predicted(rows, level, unseen)
-        for warning in unseen.warnings():
-            warnings.warn(warning, stacklevel=2)
-        return predictions
+        return self._warned(DataTable.of(table), level, ())
 
-    def _predicted(self, rows: DataTable, level: float, unseen: Extrapolation) -> Columns:
-        X = self.encoder.encode(rows)
-        unseen.add(rows, X)
+    def extrapolation(self) -> Extrapolation:
+        """Return a count of the unseen categories of rows; ranges of numbers are not kept."""
+        return Extrapolation(self.encoder, {})
+
+    def _columns(
+        self, table: DataTable, X: NDArray[np.float64], level: float, quantiles: Sequence[float]
+    ) -> Columns:
+        if quantiles:
+            raise InputError("`quantiles` are for models of one target; leave them out.")
         columns: Columns = {}
-        if self.id_column is not None and self.id_column in rows.values:
-            columns[self.id_column] = rows.strings(self.id_column, literal=True)
         mean, sd = self.estimator.predict(X, return_std=True)
         lower, upper = self.estimator.predict_interval(X, level)
         parts = dict(zip(PARTS, (mean, sd, lower, upper), strict=True))
@@ -108,33 +102,11 @@ class MultiOutputTable:
         rows = DataTable.of(table)
         rows.require_columns(self.targets, argument="the targets of the model")
         rows, Y = _observed_targets(rows, self.targets, decimal=decimal)
-        X, unseen = self.encoder.encode(rows), Extrapolation(self.encoder, {})
+        X, unseen = self.encoder.encode(rows), self.extrapolation()
         unseen.add(rows, X)
         for warning in unseen.warnings():
             warnings.warn(warning, stacklevel=2)
         return _quality(self.estimator, self.targets, X, Y)
-
-    def predict_blocks(
-        self,
-        blocks: Iterable[DataTable],
-        *,
-        level: float = 0.95,
-        quantiles: Sequence[float] = (),
-        device: str = "cpu",
-    ) -> Iterator[Columns]:
-        """Return `predict` of a table that is read in blocks; see `TabularModel`."""
-        if quantiles:
-            raise InputError("`quantiles` are for models of one target; leave them out.")
-        moved = replace(self, estimator=self.estimator.predicting_on(device))
-        unseen = Extrapolation(self.encoder, {})
-        for rows in rechunk(blocks, repeat(rows_at_once(self.estimator.posterior_))):
-            yield moved._predicted(rows, level, unseen)
-        for warning in unseen.warnings():
-            warnings.warn(warning, stacklevel=2)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model to a file that `winnowgp.load` reads."""
-        return save(self, path)
 
 
 def fit_outputs_table(
@@ -175,10 +147,25 @@ def fit_outputs_table(
         raise InputError(
             f"`id_column` must not have the name of a prediction; got {clash[0]!r}. Rename it."
         )
-    ignored = (*drop, *(() if id_column is None else (id_column,)))
-    table.require_columns(names, argument="`targets`")
-    table.require_columns(ignored, argument="`drop` and `id_column`")
-    if len(set(names)) < len(names) or set(names) & {*ignored, *categorical} or len(names) < 2:
+    reading = Reading(
+        test_size=test_size,
+        split_by=split_by,
+        id_column=id_column,
+        drop=tuple(drop),
+        categorical=tuple(categorical),
+        decimal=decimal,
+        dates=dates,
+        missing=missing,
+        max_categories=max_categories,
+        seed=seed,
+    )
+    reading.require_columns(table, names, argument="`targets`")
+    apart = {*names, *reading.ignored}
+    if (
+        len(set(names)) < len(names)
+        or set(names) & {*reading.ignored, *categorical}
+        or len(names) < 2
+    ):
         raise InputError(
             "`targets` must be at least two different columns that are not in `drop` or "
             f"`categorical` nor the `id_column`; got {names}."
@@ -188,9 +175,7 @@ def fit_outputs_table(
             raise InputError(
                 f"the target {name!r} has no values; leave it out of `targets` (`--target`)."
             )
-    inputs = table.without((*names, *ignored))
-    read = (*inputs.names, *names)
-    kinds = column_kinds(table, read, decimal=decimal, dates=dates, categorical=tuple(categorical))
+    kinds = reading.kinds(table, (*table.without(apart).names, *names))
     strings = [name for name in names if kinds[name].kind != "number"]
     if strings:
         raise InputError(
@@ -198,14 +183,12 @@ def fit_outputs_table(
             "and 1, with the likelihood bernoulli."
         )
     table, Y = _observed_targets(parse_numbers(table, kinds), names)
-    if table.N < 2:
-        raise InputError(f"the table must have at least 2 rows with a target; got {table.N}.")
-    inputs = table.without((*names, *ignored))
-    train, test = held_out_split(table, test_size, split_by=split_by, seed=seed, dates=dates)
+    if not table.N:
+        raise InputError("the table must have at least one row with a target; got none.")
+    inputs = table.without(apart)
+    train, test = reading.split(table)
     own = {name: kind for name, kind in kinds.items() if name not in names}
-    encoder = TableEncoder.learn(
-        inputs, kinds=own, rows=train, missing=missing, max_categories=max_categories
-    )
+    encoder = reading.encoder(inputs, own, train)
     X = encoder.encode(inputs)
     estimator = MultiOutputGPRegressor(
         random_state=seed, likelihood=_by_target(likelihood, names), **options
@@ -221,7 +204,7 @@ def fit_outputs_table(
     quality = _quality(estimator, names, X[test], Y[test]) if len(test) else {}
     summaries = [alarm_summary(alarm) for alarm in alarms]
     return MultiOutputTable(
-        encoder, estimator, names, id_column, quality, settings or {}, summaries
+        encoder, estimator, id_column, names, quality, settings or {}, summaries
     )
 
 
@@ -271,12 +254,7 @@ def update_outputs_table(
     rows = DataTable.of(table)
     rows.require_columns(model.targets, argument="the targets of the model")
     model.encoder.require_columns(rows)
-    for name, unseen in model.encoder.unseen(rows).items():
-        examples = ", ".join(repr(value[:30]) for value in sorted(unseen)[:5])
-        raise InputError(
-            f"column {name!r} has categories that the model does not know: {examples}. Correct "
-            "them, leave such rows out, or fit a new model to all rows."
-        )
+    check_categories(model.encoder, rows)
     rows, Y = _observed_targets(rows, model.targets, decimal=decimal)
     if not rows.N:
         raise InputError("the table must have at least one row with a target; got none.")
@@ -454,7 +432,7 @@ def _check_units(model: MultiOutputTable, X: NDArray[np.float64], Y: NDArray[np.
     """Raise an error if a column of numbers or a target is in other units than in the fit."""
     estimator = model.estimator
     x_scaler, y_scaler = estimator._x_scaler, estimator._y_scaler.columns
-    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    pairs = zip(model.encoder.columns, model.encoder.feature_numbers.values(), strict=True)
     for column, (number, *_) in pairs:
         if column.kind == "number":
             # A range of four standard deviations, as far as the fit remembers it.

@@ -64,4 +64,4 @@ def _multi_output_table(
     same = len(encoder.features) == estimator.n_features_in_
     if not same or len(targets) != estimator.posterior_.P:
         raise ModelFileError("the encoder, estimator and targets of a table do not agree")
-    return MultiOutputTable(encoder, estimator, targets, id_column, quality, settings, alarms)
+    return MultiOutputTable(encoder, estimator, id_column, targets, quality, settings, alarms)

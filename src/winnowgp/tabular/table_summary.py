@@ -27,11 +27,11 @@ from winnowgp.report.summary import (
     IgnoredColumn,
     Importance,
     Summary,
+    bare_choice,
     counted,
 )
 from winnowgp.tabular.effects import (
     RankedColumn,
-    column_features,
     effect_curves,
     relevances,
     term_effects,
@@ -62,20 +62,21 @@ def choice(
     frontier, evidence = estimator.frontier_, estimator.evidence_
     exact = frontier.exact_log_density
     result: Choice = {
-        "points": estimator.n_inducing_,
-        "candidates": len(estimator.candidates_),
-        "asked": asked,
+        **bare_choice(
+            estimator.n_inducing_,
+            len(estimator.candidates_),
+            asked=asked,
+            bound=float(estimator.elbo_),
+            elbo_gap=float(estimator.elbo_gap_),
+            rows=rows,
+        ),
         "alpha": estimator.alpha_,
-        "bound": float(estimator.elbo_),
-        "elbo_gap": float(estimator.elbo_gap_),
-        "rows": rows,
         "inclusion": [float(f"{p:.4g}") for p in estimator.inclusion_],
         "frontier": [_finite(elbo) for elbo in frontier.envelope.tolist()],
         "log_densities": [_finite(nats) for nats in frontier.log_densities.tolist()],
         "exact_evidence": frontier.evidence,
         "exact_log_density": None if exact is None else _finite(exact),
         "sizes": list(estimator.available_sizes_),
-        "resized_from": None,
         "kernel": kernel,
         "kernel_evidence": {k: _finite(nats) for k, nats in estimator.kernel_evidence_.items()},
         "evidence": None if evidence is None else (evidence.lower, evidence.upper),
@@ -118,29 +119,16 @@ def _deep_choice(
 ) -> Choice:
     """Return the inducing points of all layers, and the allocations that were compared."""
     result: Choice = {
-        "points": total_points(estimator),
-        "candidates": sum(len(points) for points in estimator.candidates_),
-        "asked": asked,
-        "alpha": None,
-        "bound": float(estimator.elbo_),
-        "elbo_gap": float(estimator.elbo_gap_),
-        "rows": rows,
-        "inclusion": [],
-        "frontier": None,
-        "log_densities": None,
-        "exact_evidence": None,
-        "exact_log_density": None,
+        **bare_choice(
+            total_points(estimator),
+            sum(len(points) for points in estimator.candidates_),
+            asked=asked,
+            bound=float(estimator.elbo_),
+            elbo_gap=float(estimator.elbo_gap_),
+            rows=rows,
+        ),
         "sizes": [sum(sizes) for sizes in estimator.available_sizes_],
-        "resized_from": None,
         "kernel": kernel,
-        "kernel_evidence": {},
-        "evidence": None,
-        "evidence_method": None,
-        "kl": None,
-        "growth_limit": None,
-        "last_gain": None,
-        "predictive_gap": None,
-        "predictive_gap_se": None,
         "layers": list(estimator.n_inducing_),
         "allocations": [_allocation_summary(each) for each in allocations],
     }
@@ -335,7 +323,7 @@ def ranked_columns(
     if importance is not None:
         weights = {each["column"]: each["loss"] for each in importance["columns"]}
     ranked: list[RankedColumn] = []
-    for column, features in zip(encoder.columns, column_features(encoder), strict=True):
+    for column, features in zip(encoder.columns, encoder.feature_numbers.values(), strict=True):
         values = X[:, features]
         if column.kind == "category":
             names = np.array(["", *column.categories])

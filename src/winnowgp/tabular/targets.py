@@ -65,8 +65,8 @@ def rows_with_target(
             "it in, or leave such rows out with missing='impute' (`--missing impute`)."
         )
     rows = table.part(~absent)
-    if rows.N < 2:
-        raise InputError(f"the table must have at least 2 rows with a target; got {rows.N}.")
+    if not rows.N:
+        raise InputError("the table must have at least one row with a target; got none.")
     return rows, np.flatnonzero(~absent) + 1
 
 

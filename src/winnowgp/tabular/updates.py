@@ -1,5 +1,9 @@
-"""Updates of a table model by the rows of another table, without the rows that it was fitted to."""
+"""Updates of a table model by the rows of another table, without the rows that it was fitted to.
 
+The new rows are checked: columns and targets must have the categories and the units of the fit.
+"""
+
+import warnings
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
@@ -9,19 +13,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnowgp.data import DataTable
+from winnowgp.data.encoding import TableEncoder
 from winnowgp.data.tables import TableLike
-from winnowgp.errors import InputError
+from winnowgp.errors import ExtrapolationWarning, FitWarning, InputError
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnSummary, Summary
 from winnowgp.tabular import table_summary
-from winnowgp.tabular.effects import column_features
 from winnowgp.tabular.evaluation import labelled_rows, observed_targets
 from winnowgp.tabular.model import TabularModel
 from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
 from winnowgp.tabular.splits import Split, held_out_split
-from winnowgp.tabular.units import check_column_units, check_target_units, warn_of_constant
+
+# Ranges of a column by which its median may lie outside before it is taken for another unit; also
+# the standard deviations, and the ratio of scales, of a target.
+_OTHER_UNITS = 10.0
+# Ranges by which the median may lie outside before that is worth a warning: heights in metres after
+# those in centimetres are three ranges below, and months after years eight above. A column that
+# counts time is half a range above after as many rows again.
+_FAR = 2.0
+# Correlation of a target with its predictions, from which its scale can be compared with theirs.
+_FOLLOWS = 0.9
+# Rows from which the spread of a target can be compared without that, and the standard deviations
+# of its ratio to the predictions that are clear.
+_ENOUGH_ROWS, _CLEAR = 10, 4.0
+# New rows from which an equal target is worth a warning.
+_SEVERAL = 10
 
 
 @final
@@ -87,7 +105,7 @@ def update_table(
         )
     rows = labelled_rows(model, table)
     model.encoder.require_columns(rows)
-    _check_categories(model, rows)
+    check_categories(model.encoder, rows)
     X, y = model.encoder.encode(rows), observed_targets(model, rows)
     ranges = _ranges(model, X)
     _check_units(model, ranges)
@@ -163,18 +181,9 @@ def _known_part(noise: NDArray[np.float64] | None, rows: NDArray[np.intp]) -> di
     return {} if noise is None else {"noise_variance": noise[rows]}
 
 
-def _check_categories(model: TabularModel, rows: DataTable) -> None:
-    for name, unseen in model.encoder.unseen(rows).items():
-        examples = ", ".join(repr(value[:30]) for value in sorted(unseen)[:5])
-        raise InputError(
-            f"column {name!r} has categories that the model does not know: {examples}. Correct "
-            "them, leave such rows out, or fit a new model to all rows."
-        )
-
-
 def _ranges(model: TabularModel, X: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return the entries of each column of numbers or dates."""
-    pairs = zip(model.encoder.columns, column_features(model.encoder), strict=True)
+    pairs = zip(model.encoder.columns, model.encoder.feature_numbers.values(), strict=True)
     return {column.name: X[:, numbers[0]] for column, numbers in pairs if column.kind != "category"}
 
 
@@ -183,10 +192,9 @@ def _check_units(model: TabularModel, values: Mapping[str, NDArray[np.float64]])
 
     Dates have no units, and later ones are what an update is for.
     """
-    dates = {column.name for column in model.encoder.columns if column.kind == "date"}
     for column in model.summary["columns"]:
         name, spread = column["name"], column["spread"]
-        if spread and name in values and name not in dates:
+        if spread and name in values and name not in model.encoder.dates:
             check_column_units(name, values[name], low=spread[0], high=spread[-1])
 
 
@@ -262,3 +270,110 @@ def _quality(
     if isinstance(estimator, ClassTargets):
         return classification_quality(estimator, X, y, train_labels=y_train)
     return regression_quality(estimator, X, y, y_train=y_train, **known)
+
+
+def check_categories(encoder: TableEncoder, rows: DataTable) -> None:
+    """Raise an error if rows have categories that were not in the training table."""
+    for name, unseen in encoder.unseen(rows).items():
+        examples = ", ".join(repr(value[:30]) for value in sorted(unseen)[:5])
+        raise InputError(
+            f"column {name!r} has categories that the model does not know: {examples}. Correct "
+            "them, leave such rows out, or fit a new model to all rows."
+        )
+
+
+def check_column_units(name: str, values: NDArray[np.float64], *, low: float, high: float) -> None:
+    """Raise an error if a column lies so far outside of its range that it is in other units.
+
+    Where it may be, an `ExtrapolationWarning` says so; also if it had one value in training and has
+    another one.
+
+    Args:
+        low: lowest value in training.
+        high: highest value in training.
+    """
+    middle = float(np.median(values))
+    beyond, width = max(low - middle, middle - high), high - low
+    earlier = f"{low:.6g} to {high:.6g} in training" if width else f"{low:.6g} in all training rows"
+    seen = f"column {name!r} has a median of {middle:.6g}, and was {earlier}"
+    if width > 0 and beyond > _OTHER_UNITS * width:
+        raise InputError(
+            f"{seen}: it seems to be in other units. Convert it; if the units are right, fit a new "
+            "model to all rows."
+        )
+    if beyond > _FAR * width:
+        warnings.warn(
+            f"{seen}. If it is in other units, convert it and update the earlier file; otherwise "
+            "fit a new model to all rows, since what is known of this column comes from its "
+            "earlier range.",
+            ExtrapolationWarning,
+            stacklevel=4,
+        )
+
+
+def check_target_units(
+    name: str,
+    y: NDArray[np.float64],
+    *,
+    mean: NDArray[np.float64],
+    sd: NDArray[np.float64],
+    noise_sd: float,
+    first: tuple[float, float],
+    log: bool = False,
+) -> None:
+    """Raise an error if a target is in other units than in training.
+
+    That is so if half of its values are more than ten standard deviations from the mean of the
+    first rows, or if they follow the predictions (correlation above 0.9) at another scale: a tenth
+    or ten times of it, or that ratio to the predictions if the model is one of log y. Ten rows that
+    do not follow the predictions are in other units if they are spread ten times as much as
+    predicted, or a tenth of the noise; for log y, if the ratio to the predictions is far from one,
+    compared with its own spread. Values whose quartiles are equal have no spread to compare.
+
+    Args:
+        mean: predictive means of the rows.
+        sd: predictive standard deviations, noise included.
+        noise_sd: standard deviation of the noise.
+        first: mean and standard deviation of the first rows, of log y if `log`.
+        log: whether the model is one of log y.
+    """
+    values, predicted = (np.log(y), np.log(mean)) if log else (y, mean)
+    shift, scale = first
+    far = bool(np.median(np.abs(values - shift)) > _OTHER_UNITS * scale)
+    varies, ratio = len(y) > 2 and np.ptp(values) > 0, 1.0
+    if varies and np.ptp(predicted) > 0 and np.corrcoef(values, predicted)[0, 1] > _FOLLOWS:
+        slope = float(np.polyfit(predicted, values, 1)[0])
+        ratio = float(np.exp(np.median(values - predicted))) if log else slope
+    elif varies and len(y) >= _ENOUGH_ROWS and log:
+        offset, spread = float(np.median(values - predicted)), _spread(values - predicted)
+        ratio = float(np.exp(offset)) if abs(offset) > _CLEAR * spread else 1.0
+    elif len(y) >= _ENOUGH_ROWS and (spread := _spread(values)) > 0:
+        # Var y = Var E[y | x] + E Var[y | x], of which neighbouring rows have the noise only.
+        most = float(np.hypot(_spread(predicted), np.median(sd)))
+        ratio = spread / most if spread > most else min(spread / max(noise_sd, 1e-300), 1.0)
+    if far or not 1 / _OTHER_UNITS < ratio < _OTHER_UNITS:
+        raise InputError(
+            f"the target {name!r} has a median of {np.median(y):.6g} and a spread of "
+            f"{_spread(y):.3g}, where the model predicts {np.median(mean):.6g} and "
+            f"{np.hypot(_spread(mean), np.median(sd)):.3g}: it seems to be in other units. "
+            "Convert it; if the units are right, fit a new model to all rows."
+        )
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    """Return the standard deviation of a Gaussian with the quartiles of some values."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low) / 1.349
+
+
+def warn_of_constant(target: str, y: NDArray[np.float64]) -> None:
+    """Warn if a target has one value in all of several new rows."""
+    if len(y) < _SEVERAL or np.ptp(y) > 0:
+        return
+    # The rows may be right, for instance of a sensor at its limit; the model learns them.
+    warnings.warn(
+        f"the target {target!r} is {y[0]:g} in all {len(y)} new rows: the model learns it as an "
+        "observation of each. Check the column; if it is wrong, go on with the earlier file.",
+        FitWarning,
+        stacklevel=3,
+    )
