@@ -20,9 +20,10 @@ from helpers.shared_work import together
 from helpers.short_fits import short_fits, shortest_fits
 from helpers.stream_batches import batch, first_classifier, first_regressor, labelled
 from winnowgp import SparseGPClassifier, SparseGPRegressor, load
-from winnowgp.data import ArraySource
+from winnowgp.data import ArraySource, Dataset
 from winnowgp.errors import CheckpointError, InputError
 from winnowgp.estimators import streaming
+from winnowgp.models import SparseGP
 from winnowgp.training import Checkpoint
 
 # Shapes are checked by the tests of `models.online` and of fits.
@@ -75,11 +76,44 @@ def test_partial_fit_learns_hyperparameters_when_enough_rows_are_new(
     for seed in range(1, 4):
         model.partial_fit(*batch(seed, 1), sample_weight=[0.9])
         model = load(model.save(tmp_path / "model.winnow"))
-        noises.append(model.noise_[0])
+        share = model._record().noise_share
+        # The share of the noise that the rows show is that of each batch.
+        noises.append(model.noise_[0] / (1.0 if share is None else share.item()))
         waiting.append(model._record().waiting)
     # 0.9 of 20.9, 1.8 of 21.8 and 2.7 of 22.7 observations: the last is more than 10 %.
-    assert noises[0] == noises[1] == noises[2] != noises[3]
+    assert noises[:3] == pytest.approx([noises[0]] * 3, rel=1e-10)
+    assert abs(noises[3] / noises[0] - 1) > 1e-4
     assert waiting == pytest.approx([0.9, 1.8, 0.0])
+
+
+def test_partial_fit_predicts_with_the_noise_that_rows_show(tmp_path: Path) -> None:
+    X, y = (np.concatenate(part) for part in zip(*map(batch, range(20)), strict=True))
+    model = SparseGPRegressor("rbf", random_state=0, tolerance=0.3).fit(X, y)
+    model.partial_fit(*batch(20))
+    record = model._record()
+    memory, share = record.memories[0], record.noise_share
+    assert memory.lost is not None
+    assert share is not None
+    assert share.item() == (1 - memory.lost / memory.residual).clamp(0.5, 1).item() < 1
+    posterior = model.posterior_
+    learnt = model._online_model(
+        model._standardised(Dataset.of(torch.tensor(X), torch.tensor(y))), model._validate_stream()
+    )
+    assert isinstance(learnt, SparseGP)
+    noise = posterior.likelihood.noise.item()
+    assert noise == pytest.approx(share.item() * learnt.noise.item(), rel=1e-10)
+    # A file of an earlier version has neither, and goes on with the noise that it predicts with.
+    outline, tensors = contents(model.save(tmp_path / "model.winnow"))
+    state = outline["value"]["state"]["_stream"]["state"]
+    del state["noise_share"]
+    for each in state["memories"]["$tuple"]:
+        del each["state"]["lost"]
+    path = tmp_path / "earlier.winnow"
+    path.write_bytes(file_content(outline, tensors, version="10"))
+    earlier = load(path)
+    assert earlier._record().noise_share is None
+    earlier.partial_fit(*batch(21))
+    assert earlier.log_density(*batch(99, 200)).mean() > -0.3
 
 
 def test_partial_fit_of_loaded_model_equals_that_in_memory(

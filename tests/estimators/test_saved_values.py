@@ -41,6 +41,7 @@ RULES: list[tuple[Any, str]] = [
     (replace(RECORD, memory_points=(1, 2, 0), points=(0, 1), arrived=2), "different numbers"),
     (replace(RECORD, points=(2,), memory_points=(0, 1), memories=()), "all inducing points"),
     (replace(RECORD, memory_points=(0, 1)), "a number for each point of its memory"),
+    (replace(RECORD, noise_share=1.5 * ONES[0]), "a share of the noise between 0 and 1"),
     (replace(MEMORY, N=0), "rows"),
     (replace(MEMORY, residual=ONES), "one residual, or one of each output"),
     (replace(MEMORY, fixed=replace(MEMORY, y=torch.ones(3, 2))), "the same points and outputs"),
@@ -53,7 +54,13 @@ def test_value_that_breaks_a_rule_is_refused(value: Any, rule: str) -> None:
         deserialise(serialise("Model", value))
 
 
-@pytest.mark.parametrize("value", [RECORD, MEMORY, SAMPLES], ids=lambda value: type(value).__name__)
+LOST = replace(MEMORY, lost=ONES[0])
+SHARED = replace(RECORD, memories=(LOST,), noise_share=0.7 * ONES[0])
+
+
+@pytest.mark.parametrize(
+    "value", [RECORD, SHARED, MEMORY, SAMPLES], ids=["record", "share", "memory", "samples"]
+)
 def test_value_that_keeps_the_rules_is_restored(value: Any) -> None:
     archive = serialise("Model", value)
     again = serialise("Model", deserialise(archive))

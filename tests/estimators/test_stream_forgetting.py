@@ -47,8 +47,8 @@ def test_window_forgets_the_rows_of_older_batches(windowed: list[SparseGPRegress
     )
     noise = model.likelihood_.noise.item()
     alone = SparseGP(posterior.kernel, posterior.Z, mean=posterior.mean, noise=noise)
-    optimal = OnlineGP.start(alone).after(recent).remembered_posterior()
-    expected = optimal.predict_mean(model._inputs(X))[:, 0]
+    online = OnlineGP.start(alone).after(recent)
+    expected = online.posterior(*online.remembered_moments()).predict_mean(model._inputs(X))[:, 0]
     found = posterior.predict_mean(model._inputs(X))[:, 0]
     # Batches were seen at the points and hyper-parameters of their time.
     assert (found - expected).abs().max() < 0.05

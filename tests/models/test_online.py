@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helpers.oracles import log_normal
 from winnowgp.bounds.collapsed import moment_bound
-from winnowgp.bounds.streaming import restrict_moments
+from winnowgp.bounds.streaming import joined, restrict_moments
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
@@ -346,6 +346,63 @@ def test_memory_of_many_points_equals_all_rows(ordered: bool) -> None:
     gradients = torch.autograd.grad(dense, parameters)
     for own, other in zip(torch.autograd.grad(closed, parameters), gradients, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-8)
+
+
+def test_lost_variance_equals_dense_conditional_variance_of_all_rows() -> None:
+    data, model = rows(), regression()
+    first, second = data.part(FIRST), data.part(SECOND)
+    online = OnlineGP.start(model).after(first)
+    assert online.memory.lost is not None
+    K = covariance(model.kernel, data.X, data.X).detach()
+    Kzf = covariance(model.kernel, model.candidates, data.X).detach()
+    Kzz = covariance(model.kernel, model.candidates, model.candidates).detach()
+    conditional = (K - Kzf.mT @ torch.linalg.solve(Kzz, Kzf)).diagonal()
+    assert online.memory.lost.item() == pytest.approx(conditional[FIRST].sum().item(), rel=1e-5)
+    online = online.after(second)
+    assert online.memory.lost is not None
+    assert online.memory.lost.item() == pytest.approx(conditional.sum().item(), rel=1e-5)
+    # Fewer points lose more: what the memory says of the points that left, given the others.
+    fewer = online.with_candidates(model.candidates[:4].detach())
+    memory = fewer.projected(online.memory)
+    a = model.candidates.detach()
+    rest = covariance(model.kernel, a[:4], a).detach()
+    left = Kzz - rest.mT @ torch.linalg.solve(Kzz[:4, :4], rest)
+    expected = online.memory.lost + (online.memory.A[0].mT @ left @ online.memory.A[0]).trace()
+    assert memory.lost is not None
+    assert memory.lost.item() == pytest.approx(expected.item(), rel=1e-5)
+    half, twice = memory.forget(0.5).lost, joined([memory, memory]).lost
+    assert half is not None
+    assert twice is not None
+    assert half.item() == pytest.approx(0.5 * expected.item(), rel=1e-5)
+    assert twice.item() == pytest.approx(2 * expected.item(), rel=1e-5)
+
+
+def test_noise_share_of_points_that_leave_out_noise_free_variance_is_at_least_one_half() -> None:
+    memory = OnlineGP.start(regression(M=2)).after(rows()).memory
+    assert memory.lost is not None
+    squares = memory.residual - memory.lost
+    share = memory.noise_share()
+    assert share is not None
+    assert share.item() == pytest.approx(max((squares / memory.residual).item(), 0.5))
+    assert replace(memory, lost=memory.residual).noise_share() == 0.5
+    assert replace(memory, lost=None).noise_share() is None
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_posterior_of_a_noise_share_equals_that_of_the_smaller_noise(P: int) -> None:
+    data, share = rows(P), torch.tensor([0.6, 0.9], dtype=torch.float64)[:P]
+    noise = torch.tensor([0.05, 0.2], dtype=torch.float64)
+    model = regression(noise=0.05 if P == 1 else noise)
+    share = share[0] if P == 1 else share
+    L, moments = OnlineGP.start(model, outputs=P).after(data).remembered_moments()
+    online = OnlineGP.start(model, outputs=P)
+    found = online.posterior(L, moments, noise_share=share)
+    smaller = regression(noise=0.05 * share.item() if P == 1 else noise * share)
+    expected = OnlineGP.start(smaller, outputs=P).after(data)
+    expected = expected.posterior(*expected.remembered_moments())
+    torch.testing.assert_close(found.predict(data.X).mean, expected.predict(data.X).mean)
+    torch.testing.assert_close(found.predict(data.X).variance, expected.predict(data.X).variance)
+    torch.testing.assert_close(online.model.noise, model.noise)
 
 
 def test_held_points_after_many_batches_lose_nothing() -> None:

@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ConstantMean
 
 from winnowgp.data import Dataset
-from winnowgp.models import SparseGP
+from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.training.initialization import scaled
 from winnowgp.training.lbfgs import Stop, maximise_elbo
 from winnowgp.training.optima import (
@@ -20,6 +21,8 @@ from winnowgp.training.optima import (
     distinct_optima,
     divergence,
     has_lost,
+    leave_one_out_gap,
+    predicts_worse,
 )
 
 
@@ -96,3 +99,22 @@ def test_optimum_far_below_the_best_has_lost_unless_it_rises(
     # Two nats are 0.02 per observation.
     optimum = Optimum(gp, -missing, 100.0, 0, recent_gain=recent)
     assert has_lost(optimum, 0.0) is lost
+
+
+def test_leave_one_out_gap_is_that_of_gaussian_noise_and_complete_targets() -> None:
+    rows = oscillation(40)
+    a = maximised(rows, lengthscale=0.3, noise=0.05)
+    b = maximised(rows, lengthscale=30.0, noise=1.0)  # It explains the oscillation as noise.
+    gap = leave_one_out_gap(a, b, rows)
+    assert gap is not None
+    assert gap.nats > 0.5
+    reverse = leave_one_out_gap(b, a, rows)
+    assert reverse is not None
+    assert reverse.nats == pytest.approx(-gap.nats)
+    assert predicts_worse(b, a, rows)
+    assert not predicts_worse(a, b, rows)
+    classes = VariationalGP(a.kernel, rows.X[:0], likelihood=BernoulliLikelihood())
+    assert leave_one_out_gap(a, classes, rows) is None
+    missing = Dataset(rows.X, torch.cat([rows.Y, rows.Y], 1))
+    missing.Y[0, 1] = torch.nan
+    assert leave_one_out_gap(a, b, missing) is None

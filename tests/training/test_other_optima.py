@@ -11,6 +11,7 @@ from helpers.short_fits import smaller_sizes
 from winnowgp import fit
 from winnowgp.data import Dataset
 from winnowgp.models import SparseGP
+from winnowgp.models.exact_gp import exact_log_density
 from winnowgp.training import FastSchedule, FitResult, Tolerance
 from winnowgp.training.budget import Budget
 from winnowgp.training.fast_steps import FastSteps
@@ -121,3 +122,43 @@ def test_optimum_beyond_the_tolerance_of_unit_weights_is_not_tried(
     )
     with_other_optimum(steps, chosen)
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize(("lost", "tried"), [(0.09, 1), (0.11, 0)])
+def test_optimum_that_predicts_left_out_rows_beyond_the_tolerance_worse_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch, lost: float, tried: int
+) -> None:
+    sizes: list[int] = []
+    fresh = FastSteps.with_fresh
+
+    def spied(self: FastSteps, model: SparseGP, count: int) -> SparseGP:
+        sizes.append(count)
+        return fresh(self, model, count)
+
+    monkeypatch.setattr(FastSteps, "with_fresh", spied)
+    data = rows()
+    rough = SparseGP(ScaleKernel(MaternKernel(nu=0.5)), data.X[:0], noise=0.02)
+    smooth = SparseGP(ScaleKernel(RBFKernel()), data.X[:0], noise=0.1)
+    densities = [_left_out(gp, data) for gp in (rough, smooth)]
+    assert densities[0] > densities[1]
+    tolerance = 0.1 * (densities[0] - densities[1]) / lost
+    g = torch.Generator().manual_seed(0)
+    steps = FastSteps(rough, data, rows=N, context=TrainingContext(g), budget=Budget(data.X.device))
+    optima = tuple(Optimum(gp, -1.0 * N, N, 0, converged=True) for gp in (rough, smooth))
+    steps.initialization = Initialization(optima, N, True, (-1.0,))
+    chosen = Choice(
+        rough.with_candidates(data.X[::2]), -1.0 * N, None, exact=True, goal=Tolerance(tolerance)
+    )
+    with_other_optimum(steps, chosen)
+    assert len(sizes) == tried
+
+
+def _left_out(gp: SparseGP, data: Dataset) -> float:
+    """Return the mean log density of each row given the others, row by row."""
+    numbers, nats = torch.arange(N), 0.0
+    for i in range(N):
+        rest, row = data.part(numbers[numbers != i]), data.part(numbers[numbers == i])
+        nats += exact_log_density(
+            gp.kernel, data=rest, mean=gp.mean, noise=gp.noise, rows=row
+        ).item()
+    return nats / N

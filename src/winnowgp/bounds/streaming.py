@@ -53,10 +53,8 @@ from winnowgp.bounds.panels import triangular_gram, triangular_product
 from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Scalar, TargetNoise
 
-# Eigenvalues of C, relative to the largest, that are rounding errors.
-_ROUNDING = 1e-14
-# Smallest pivot of C, relative to the largest, with which it is regular.
-_DETERMINED = 1e-12
+# Relative to the largest: eigenvalues of C that are rounding errors, smallest pivot of a regular C.
+_ROUNDING, _DETERMINED = 1e-14, 1e-12
 # Number of points from which products of triangular matrices are worth their own blocks.
 _TRIANGULAR = 128
 
@@ -75,6 +73,7 @@ class Memory:
         N: number of observations; less than were seen if some are forgotten.
         fixed: what is remembered with precisions that do not depend on σ², at the same points.
         counts: number of observations of each output, if known noise makes them differ.
+        lost: part of the residual that is known to be variance of the function; None if none is.
     """
 
     Z: Float[Tensor, "M D"]
@@ -84,6 +83,7 @@ class Memory:
     N: int | float
     fixed: "Memory | None" = None
     counts: Float[Tensor, " P"] | None = None
+    lost: Float[Tensor, "*outputs"] | None = None
 
     @property
     def observations(self) -> int | float:
@@ -119,6 +119,7 @@ class Memory:
             N=factor * self.N,
             fixed=None if self.fixed is None else self.fixed.forget(factor),
             counts=None if self.counts is None else factor * self.counts,
+            lost=None if self.lost is None else factor * self.lost,
         )
 
     def without(self, rows: "Memory") -> "Memory":
@@ -130,7 +131,7 @@ class Memory:
         if self.counts is not None or rows.counts is not None:
             counts = self.each_count() - rows.each_count()
         residual = self.residual - rows.residual
-        return replace(self, residual=residual, N=N, fixed=fixed, counts=counts)
+        return replace(self, residual=residual, N=N, fixed=fixed, counts=counts, lost=None)
 
     def each_count(self) -> Float[Tensor, " P"]:
         """Return the number of observations of each output."""
@@ -140,8 +141,19 @@ class Memory:
         """Return the memory on another device."""
         Z, A, y, residual = (t.to(device) for t in (self.Z, self.A, self.y, self.residual))
         fixed = None if self.fixed is None else self.fixed.to(device)
-        counts = None if self.counts is None else self.counts.to(device)
-        return Memory(Z, A, y, residual, self.N, fixed, counts)
+        counts, lost = (None if t is None else t.to(device) for t in (self.counts, self.lost))
+        return Memory(Z, A, y, residual, self.N, fixed, counts, lost)
+
+    def noise_share(self) -> Float[Tensor, "*outputs"] | None:
+        """Return the share of the noise variance σ² that the squares of targets show.
+
+        The bound explains squares s = residual − lost and lost variance by noise, σ² = (s + lost)/n
+        for n combinations. The targets, by which points are selected, have little of the function
+        that is left out: s/n is a better estimate. At least one half; None if nothing is lost.
+        """
+        if self.lost is None:
+            return None
+        return (1 - self.lost / self.residual.clamp_min(1e-300)).clamp(0.5, 1)
 
     def centred(self, mean: Float[Tensor, "M 1"]) -> Float[Tensor, "R P"]:
         """Return the targets of the combinations of f − mean, given the prior mean at Z."""
@@ -256,6 +268,7 @@ def remember(
     *,
     mean: Float[Tensor, "M 1"],
     noise: TargetNoise | None,
+    earlier: Memory | None = None,
 ) -> Memory:
     """Return what inducing points remember of the rows of some moments; O(M³) each.
 
@@ -266,28 +279,33 @@ def remember(
         mean: prior mean at Z.
         noise: σ², of all outputs or of each; None for Gaussian sites, of which those that widen
             q(f) are forgotten.
+        earlier: what was remembered before, which the moments contain.
     """
     scales = L.new_ones(len(moments)) if noise is None else noise.expand(len(moments))
-    roots, targets, residuals = [], [], []
+    roots, targets, residuals, lost = [], [], [], []
     for m, scale in zip(moments, scales, strict=True):
         root, y = _square_root(scale * m.C, scale * m.D)
         A = torch.linalg.solve_triangular(L.mT, root, upper=True)
         P = m.D.shape[1]
         unexplained = m.diagonal - m.C.diagonal().sum()
-        residual = scale * (m.square + P * unexplained) - y.square().sum()
+        lost.append(scale * P * unexplained)
+        residual = scale * m.square + lost[-1] - y.square().sum()
         residuals.append(residual - 2 * P * m.constant if noise is None else residual.clamp_min(0))
         roots.append(A)
         targets.append(y + A.mT @ mean)
-    residual = torch.stack(residuals)
+    residual, newly = torch.stack(residuals), torch.stack(lost)
     if noise is None or not noise.dim():
-        residual = residual.sum()
+        residual, newly = residual.sum(), newly.sum()
+    newly = newly + (0 if earlier is None or earlier.lost is None else earlier.lost)
     A, y = torch.stack(roots), torch.cat(targets, 1)
     # Fewer rows than points observe fewer combinations.
     used = (A != 0).any(1).any(0)
     numbers = [m.N for m in moments]
     counts = None if min(numbers) == max(numbers) else A.new_tensor(numbers)
     N = sum(numbers) / len(numbers)
-    return Memory(Z, A[..., used], y[used], residual, N, counts=counts)
+    # Without points, the function is a constant: its variance is not that of rows.
+    newly = newly if noise is not None and len(Z) else None
+    return Memory(Z, A[..., used], y[used], residual, N, counts=counts, lost=newly)
 
 
 def _square_root(
@@ -313,6 +331,7 @@ def _square_root(
 def joined(memories: Sequence[Memory]) -> Memory:
     """Return the memory of the rows of several, which have the same inducing points."""
     fixed = [m.fixed for m in memories if m.fixed is not None]
+    lost = [m.lost for m in memories if m.lost is not None]
     groups, counted = max(len(m.A) for m in memories), any(m.counts is not None for m in memories)
     return Memory(
         memories[0].Z,
@@ -322,6 +341,7 @@ def joined(memories: Sequence[Memory]) -> Memory:
         sum(m.N for m in memories),
         joined(fixed) if fixed else None,
         torch.stack([m.each_count() for m in memories]).sum(0) if counted else None,
+        torch.stack(lost).sum(0) if lost else None,
     )
 
 
@@ -360,20 +380,21 @@ def projected(
         T = torch.where(match >= 0, unit[:, match.clamp_min(0)], T)
     A, each = T @ memory.A, memory.residual.dim() > 0
     lost = (memory.A * (left @ memory.A)).sum((1, 2)).expand(memory.P)
-    residual = memory.residual + (lost if each else lost.sum())
+    lost = lost if each else lost.sum()
+    residual, lost = memory.residual + lost, lost + (0 if memory.lost is None else memory.lost)
     y = memory.centred(mean)
     if y.shape[0] > len(Z):
         Q, R = torch.linalg.qr(A.mT)
         columns = y[None] if len(A) == 1 else y.mT[..., None]
         reduced = Q.mT @ columns
-        lost = (columns - Q @ reduced).square().sum(1).reshape(-1)
-        residual = residual + (lost if each else lost.sum())
+        squares = (columns - Q @ reduced).square().sum(1).reshape(-1)
+        residual = residual + (squares if each else squares.sum())
         A, y = R.mT, reduced[0] if len(A) == 1 else reduced[..., 0].mT
     fixed = None
     if memory.fixed is not None:
         fixed = projected(memory.fixed, Z, L, V, left, mean=mean, new_mean=new_mean)
     y = y + (A.mT @ new_mean)[..., 0].mT
-    return Memory(Z, A, y, residual, memory.N, fixed, memory.counts)
+    return Memory(Z, A, y, residual, memory.N, fixed, memory.counts, lost if len(Z) else None)
 
 
 def known_noise_parts(

@@ -47,8 +47,8 @@ _SITE_SAMPLES = 2
 _VARIANCE = 1e-8
 # Share of few and of many rows that are held out.
 _SHARE, _SMALLER_SHARE = 0.2, 0.1
-# Number of inducing points whose distances to all rows are in memory at once.
-_POINTS = 1024
+# Number of distances between inducing points and rows that are in memory at once.
+_DISTANCES = 2**25
 # Factor that the learning rate decreases to in the training that is compared.
 _COOLING = 0.03
 # Least gain of a deep GP, in nats per observation: that of a constant target has no standard error.
@@ -218,9 +218,8 @@ def _closest(
     """Return the distance to the closest row, and its number."""
     # Products would round distances of zero.
     exactly = "donot_use_mm_for_euclid_dist"
-    pairs = [
-        torch.cdist(chunk, rows, compute_mode=exactly).min(1) for chunk in points.split(_POINTS)
-    ]
+    chunks = points.split(max(1, _DISTANCES // len(rows)))
+    pairs = [torch.cdist(chunk, rows, compute_mode=exactly).min(1) for chunk in chunks]
     distances, numbers = zip(*pairs, strict=True)
     return torch.cat(distances), torch.cat(numbers)
 

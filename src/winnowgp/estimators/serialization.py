@@ -373,6 +373,9 @@ register_class(
         "a number for each point of its memory": lambda own: all(
             len(own.memory_points) == memory.M for memory in own.memories
         ),
+        "a share of the noise between 0 and 1": lambda own: (
+            own.noise_share is None or ((own.noise_share > 0) & (own.noise_share <= 1)).all()
+        ),
     },
 )
 register_class(

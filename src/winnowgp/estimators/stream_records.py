@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset
@@ -141,6 +143,8 @@ class StreamRecord:
     """Number of observations since the hyper-parameters were last optimised."""
     steps: Steps | None = None
     """The latest steps of the hyper-parameters."""
+    noise_share: Float[Tensor, "*outputs"] | None = None
+    """The noise variance of the posterior, relative to that which the bound has learnt."""
 
     @classmethod
     def of_fit(
@@ -162,6 +166,7 @@ class StreamRecord:
         first: FirstRows | None,
         waiting: float,
         steps: Steps | None,
+        noise_share: Float[Tensor, "*outputs"] | None,
     ) -> "StreamRecord":
         """Return the record after another batch, whose added and dropped points are counted.
 
@@ -189,6 +194,7 @@ class StreamRecord:
             first=first,
             waiting=waiting,
             steps=None if steps is None else steps.cpu(),
+            noise_share=noise_share,
         )
 
     def renumbered(self, M: int, *, given_up: float) -> "StreamRecord":
@@ -202,12 +208,13 @@ class StreamRecord:
             memory_points=points,
             arrived=numbers.stop,
             memories=(),
+            noise_share=None,
         )
 
 
-def _weights(rows: Dataset) -> torch.Tensor:
+def _weights(rows: Dataset) -> Tensor:
     return torch.ones_like(rows.X[:, 0]) if rows.weights is None else rows.weights
 
 
-def _noise(rows: Dataset) -> torch.Tensor:
+def _noise(rows: Dataset) -> Tensor:
     return torch.zeros_like(rows.Y) if rows.noise is None else rows.noise

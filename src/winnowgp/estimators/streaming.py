@@ -1,7 +1,6 @@
 """The base class of estimators that learn from a stream: `partial_fit`, one batch at a time.
 
-The posterior is the memory: it says what the inducing points have learnt from all rows so far
-(`models.online`), so that any fitted estimator, also one that was loaded from a file, can go on.
+The posterior of any fitted or loaded estimator is a memory of its rows (`models.online`).
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +44,7 @@ from winnowgp.estimators.validation import (
 from winnowgp.io.registry import deserialise, serialise
 from winnowgp.models import MixturePosterior, Posterior, SparseGP, VariationalGP
 from winnowgp.models.kernels import copy_module
-from winnowgp.models.online import OnlineGP
+from winnowgp.models.online import OnlineGP, scale_noise
 from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import (
@@ -61,12 +60,10 @@ from winnowgp.training.streaming import FRESH, StreamUpdate, update
 BATCH_ROWS = 4096
 """Rows of a batch that are learnt from at once; a longer batch is several ones."""
 
-# Share of the rows of a constant from which a batch may replace it by a function.
-_LARGE = 0.2
-# Share of the observations that must be new to optimise the hyper-parameters again.
-_NEW = 0.1
-# Kind of the archive in which the first process sends a model to the others.
-_KIND = "Stream"
+# Share of the rows of a constant from which a batch may replace it by a function, and share of the
+# observations that must be new to optimise the hyper-parameters again.
+_LARGE, _NEW = 0.2, 0.1
+_KIND = "Stream"  # of the archive in which the first process sends a model to the others
 
 
 def _factor(name: str, value: Any) -> float:
@@ -316,6 +313,7 @@ class StreamingEstimator(SparseEstimator, ABC):
             first=first,
             waiting=0.0 if learn else waiting + data.observations,
             steps=None if result is None else result.steps,
+            noise_share=None if result is None else result.noise_share,
         )
 
     def _keep_first(self, batches: Iterable[Dataset]) -> Self:
@@ -377,6 +375,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         for name in ("mean", "likelihood"):
             fitted = getattr(posterior, name)
             copy_parameters(name, getattr(model, name), fitted, user="partial_fit")
+        if (share := self._record().noise_share) is not None:
+            scale_noise(model.likelihood, 1 / share.to(params.device))
         model.candidates.requires_grad_(False)
         return model
 

@@ -36,7 +36,7 @@ from winnowgp import __version__
 from winnowgp.errors import InputError, ModelFileError
 from winnowgp.io.upgrades import upgraded
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 

@@ -183,6 +183,8 @@ _UPGRADES: dict[int, dict[str, _Upgrade]] = {
         "StreamRecord": _adding(steps=None),
         "MultiOutputTable": lambda state: {"alarms": [], **state},
     },
+    # Streams did not record which part of the noise is variance of the function.
+    10: {"Memory": _adding(lost=None), "StreamRecord": _adding(noise_share=None)},
 }
 
 

@@ -227,7 +227,7 @@ def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") ->
         )
     row = candidates.new_zeros(1, candidates.shape[1])
     try:
-        shape = covariance(copy_module(kernel).to(row), row, row).shape
+        shape = covariance(_like(kernel, row), row, row).shape
     except RuntimeError as error:
         raise InputError(
             f"`{name}` cannot be evaluated on {row.shape[1]} columns ({error}); give it "
@@ -238,6 +238,12 @@ def check_kernel(kernel: Kernel, candidates: Tensor, *, name: str = "kernel") ->
             f"`{name}` must give one covariance for a pair of rows; {type(kernel).__name__} gives "
             f"{list(shape)}. All outputs share one kernel: pass the kernel of one output."
         )
+
+
+def _like(kernel: Kernel, row: Tensor) -> Kernel:
+    """Return a kernel with the type and the device of a row, a copy if it has others."""
+    own = {(t.dtype, t.device) for t in (*kernel.parameters(), *kernel.buffers())}
+    return kernel if own == {(row.dtype, row.device)} else copy_module(kernel).to(row)
 
 
 def copy_with(

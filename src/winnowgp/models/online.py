@@ -11,6 +11,7 @@ from math import log, pi
 from typing import final
 
 import torch
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -37,6 +38,7 @@ from winnowgp.models.batch_sites import batch_site_moments, infer_batch_sites
 from winnowgp.models.closed_forms import ParametricBound
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
 from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.observations import LEAST_NOISE, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.site_inference import SiteInference
@@ -173,11 +175,15 @@ class OnlineGP:
         return _total(self.moments(data)[1]).item()
 
     @torch.no_grad()
-    def remembered_bound(self) -> float:
-        """Return the bound of the remembered rows alone, in nats."""
+    def remembered_moments(self) -> tuple[Float[Tensor, "K K"], list[Moments]]:
+        """Return the factor of K_uu, and the moments of the remembered rows alone."""
         Z = self.model.candidates
         L = cholesky(covariance(self.model.kernel, Z, Z)).L
-        return _total(self._remembered(L)).item()
+        return L, self._remembered(L)
+
+    def remembered_bound(self) -> float:
+        """Return the bound of the remembered rows alone, in nats."""
+        return _total(self.remembered_moments()[1]).item()
 
     @torch.no_grad()
     def after(self, data: Dataset) -> "OnlineGP":
@@ -196,7 +202,7 @@ class OnlineGP:
             old = replace(self, memory=fixed)._remembered(L, fixed=True, separate=separate)
             known = _sums(known, old)
         mean = prior_mean(model.mean, Z)
-        memory = remember(Z, L, plain, mean=mean, noise=model.noise)
+        memory = remember(Z, L, plain, mean=mean, noise=model.noise, earlier=self.memory)
         fixed = remember(Z, L, known, mean=mean, noise=None)
         return replace(self, memory=replace(memory, fixed=fixed))
 
@@ -205,7 +211,7 @@ class OnlineGP:
         """Return the model with a memory of the rows of some moments, that of `self` included."""
         Z = self.model.candidates.detach().clone()
         mean = prior_mean(self.model.mean, Z)
-        memory = remember(Z, L, moments, mean=mean, noise=_noise(self.model))
+        memory = remember(Z, L, moments, mean=mean, noise=_noise(self.model), earlier=self.memory)
         return replace(self, memory=memory)
 
     @torch.no_grad()
@@ -246,18 +252,27 @@ class OnlineGP:
         return replace(memory, residual=memory.residual + 2 * missing, N=data.observations)
 
     @torch.no_grad()
-    def remembered_posterior(self) -> Posterior:
-        """Return q(f) of the remembered rows."""
-        Z = self.model.candidates
-        L = cholesky(covariance(self.model.kernel, Z, Z)).L
-        return self.posterior(L, self._remembered(L))
+    def posterior(
+        self,
+        L: Float[Tensor, "K K"],
+        moments: list[Moments],
+        *,
+        noise_share: Float[Tensor, "*outputs"] | None = None,
+    ) -> Posterior:
+        """Return q(f) of the rows of some moments, whitened with L.
 
-    @torch.no_grad()
-    def posterior(self, L: Float[Tensor, "K K"], moments: list[Moments]) -> Posterior:
-        """Return q(f) of the rows of some moments, whitened with L."""
-        q_mean, q_factor = moment_posterior(*moments)
+        Args:
+            noise_share: factor of the noise variance, by which all rows have higher precisions.
+        """
         model = self.model
-        return Posterior(
+        if noise_share is not None:
+            shares = noise_share.expand(len(moments))
+            moments = [
+                replace(m, C=m.C / share, D=m.D / share)
+                for m, share in zip(moments, shares, strict=True)
+            ]
+        q_mean, q_factor = moment_posterior(*moments)
+        posterior = Posterior(
             model.kernel,
             model.candidates.detach(),
             mean=model.mean,
@@ -266,6 +281,9 @@ class OnlineGP:
             q_factor=q_factor,
             L=L,
         )
+        if noise_share is not None:
+            scale_noise(posterior.likelihood, noise_share)
+        return posterior
 
     def objective(self, data: Dataset) -> Callable[[], Scalar]:
         """Return the bound of batch and memory as a function of the current parameters.
@@ -461,6 +479,13 @@ class OnlineGP:
                 f"the batch has {P} outputs and the memory {self.memory.P}; pass the targets of "
                 "all batches in the same form."
             )
+
+
+@torch.no_grad()
+def scale_noise(likelihood: Likelihood, factor: Float[Tensor, "*outputs"]) -> None:
+    """Multiply the noise variance of a Gaussian likelihood, or that of each output."""
+    noise = target_noise(likelihood)
+    likelihood.initialize(noise=(factor * noise).clamp_min(LEAST_NOISE).reshape(noise.shape))
 
 
 def _total(moments: list[Moments]) -> Scalar:

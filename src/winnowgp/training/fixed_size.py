@@ -7,6 +7,11 @@ that varies rapidly along one column, the first start misses it. The best of the
 unless it falls behind, and idle points are exchanged. Where the work of a fit does not suffice for
 one whole optimisation, all starts are compared on some rows, and the best has nearly all of it.
 
+The kernel is that of the highest evidence of some rows. With 16 and 64 points on five tables of 292
+to 927 rows, the kernel that reaches the highest ELBO with so many points had a higher one by 0.007
+nats per observation in the mean (0.02 at most), a test log density that was higher by 0.001 in the
+mean (−0.05 to 0.06), and would take three fits.
+
 Where rows are few times as many as points, the exact evidence of all rows comes first: its maximum
 takes less time than one optimisation, and points selected there are next to the optimum.
 """

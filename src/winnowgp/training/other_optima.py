@@ -24,6 +24,7 @@ from winnowgp.training.goals import Tolerance
 from winnowgp.training.growth import SmallerModel
 from winnowgp.training.initialization import with_unit_weights
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.optima import leave_one_out_gap
 from winnowgp.training.predictive_gap import relocated
 from winnowgp.training.schedules import Growth
 
@@ -102,8 +103,10 @@ def with_fewer_points(
 def with_other_optimum(steps: FastSteps[Model], chosen: Choice[Model]) -> Choice[Model] | None:
     """Return a choice of clearly fewer points at another optimum of the exact evidence of all rows.
 
-    Its ELBO keeps the tolerance, measured from the best optimum. Where as many points as were
-    chosen, less a quarter, of greatest conditional variance do not, no points are selected.
+    Its ELBO keeps the tolerance, measured from the best optimum, and so does the log density of
+    rows that are left out: a smoother function of hardly lower evidence may predict much worse.
+    Where as many points as were chosen, less a quarter, of greatest conditional variance do not
+    keep the tolerance, no points are selected.
     """
     initial = steps.initialization
     if chosen.goal is None or not chosen.exact or initial is None or not initial.complete:
@@ -121,9 +124,13 @@ def with_other_optimum(steps: FastSteps[Model], chosen: Choice[Model]) -> Choice
         if most < 1 or optimum.objective < best.objective - near:
             continue
         model = optimum.model
+        assert isinstance(data, Dataset)
+        rows = with_unit_weights(model, data)
         if not optimum.converged:
-            assert isinstance(data, Dataset)
-            model, _ = steps.maximise_evidence_of(model, with_unit_weights(model, data))
+            model, _ = steps.maximise_evidence_of(model, rows)
+        gap = leave_one_out_gap(best.model, model, rows)
+        if gap is not None and gap.nats > chosen.goal.nats:
+            continue
         # Hyper-parameters that are less probable a priori must gain as much.
         reference = chosen.reference + max(_log_prior(chosen.model) - _log_prior(model), 0.0)
         with threads_for(10.0 * most**3):

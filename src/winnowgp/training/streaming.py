@@ -103,6 +103,8 @@ class StreamUpdate:
     """Which points of the new memory are the inducing points of the posterior."""
     steps: Steps | None
     """The latest steps of the hyper-parameters."""
+    noise_share: Float[Tensor, "*outputs"] | None
+    """The noise variance of the posterior, relative to that which the bound has learnt."""
 
 
 def update(
@@ -213,9 +215,12 @@ def update(
         remembering = remembering.remembering(L_own, own_moments)
     else:
         remembering = remembering.after(data)
+    # A fit, or an update with all rows at hand, has the noise of the bound.
+    learns_noise = _learns_noise(online) and not data.has_noise
+    share = remembering.memory.noise_share() if learns_noise else None
     return StreamUpdate(
         online=remembering,
-        posterior=selected.posterior(L, moments),
+        posterior=selected.posterior(L, moments, noise_share=share),
         frontier=frontier,
         elbo=elbo,
         gap=given_up + max(reference - elbo, 0.0),
@@ -224,7 +229,15 @@ def update(
         kept=own[: len(old)].cpu(),
         selected=part.cpu(),
         steps=steps,
+        noise_share=None if share is None else share.cpu(),
     )
+
+
+def _learns_noise(online: OnlineGP) -> bool:
+    """Return whether the noise variance is learnt from remembered rows, and all noise is learnt."""
+    model, memory = online.model, online.memory
+    learnt = all(parameter.requires_grad for parameter in model.likelihood.parameters())
+    return isinstance(model, SparseGP) and learnt and memory.N > 0 and memory.fixed is None
 
 
 def _with_fresh(
