@@ -68,7 +68,11 @@ def project(
     Y: Float[Tensor, "N P"],
     variance: Float[Tensor, "*#batch N"],
 ) -> Projection:
-    """Factorise the kernel blocks for noise of the given variance per row; O(N M² + M³)."""
+    """Return the factorisations that Gaussian bounds with M inducing points need; O(N M² + M³).
+
+    Args:
+        variance: noise variance of each row.
+    """
     V = solve_lower(cholesky(Kuu).L, Kuf)
     # A = V W^½, so that B = I + A Aᵀ; B ≥ I needs no jitter.
     scale = variance.rsqrt()
@@ -382,6 +386,9 @@ def subset_blocks(
 
     A padded entry is an inducing value independent of the data, so any bound of the padded blocks
     is the bound of the subset. Memory is S · N · max|Z| numbers instead of S · N · K.
+
+    Args:
+        mask: S subsets of the candidates.
     """
     subset = Subset.of(mask)
     return subset.square(Kuu), subset.rows(Kuf)
@@ -419,9 +426,14 @@ def masked_bound(
     Y: Float[Tensor, "N P"],
     noise: Noise,
 ) -> Nats:
-    """Return L̂(Z*; b), the collapsed bound under the weighted prior of `masked_blocks`, in nats.
+    """Return L̂(Z*; b), the collapsed bound with weights b on the candidates, in nats.
 
-    With b ∈ {0, 1}^K it equals L(Z). In between it is smooth, so that the relaxed gradient can
+    The prior covariance of different candidates is b_j b_k κ(z_j, z_k), and that of a candidate and
+    a row b_k κ(z_k, x); a candidate of weight zero is independent of the function. With
+    b ∈ {0, 1}^K the bound equals L(Z). In between it is smooth, so that the relaxed gradient can
     differentiate it. The cost is O(S N K²) for any weights.
+
+    Args:
+        weights: weights b of the candidates, `[S K]`.
     """
     return collapsed_bound(*masked_blocks(Kuu, Kuf, weights), kff=kff, Y=Y, noise=noise)

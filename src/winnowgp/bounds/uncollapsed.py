@@ -82,8 +82,11 @@ def uncollapsed_bound(
     estimate of the bound on all rows.
 
     Args:
+        q_mean: mean of the whitened q(v), with u = L v and K_uu = L Lᵀ.
+        q_factor: factor F of its covariance F Fᵀ; one for all outputs, or one each.
         expected_log_prob: maps mean and variance of q(f), `[*S B P]`, to expected log-likelihoods
             of the same shape, in nats.
+        scale: factor of the sum over rows, 1 for all rows.
 
     Returns:
         Nats, larger is better, never above the log evidence when scale is 1; one number per batch

@@ -154,7 +154,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         frontiers_: best ELBO for each number of inducing points in each layer, the other layers
             unchanged; None with the paper's schedule.
         allocations_: numbers of inducing points per layer, prediction time and ELBO of the trained
-            models that no quicker one has the ELBO of, quickest first
+            models whose ELBO no quicker one reaches, quickest first
             (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
             `tolerance` and the fast schedule.
         comparison_: the deep model beside a shallow GP of the same rows, and which of them is the

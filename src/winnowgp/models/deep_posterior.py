@@ -156,6 +156,7 @@ class DeepPosterior(nn.Module):
         """Return quantiles of the mixture, which invert its distribution function.
 
         Args:
+            probabilities: Q probabilities, strictly between 0 and 1.
             observed: whether to return quantiles of an observation y rather than f_L.
         """
         return predicted_quantiles(

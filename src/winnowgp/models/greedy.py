@@ -72,6 +72,7 @@ def pivoted_cholesky(
     float32), so that duplicates are never selected twice.
 
     Args:
+        kernel: a GPyTorch kernel without batch shape.
         X: rows to select among.
         K: number of rows to select at most.
         given: inducing points that are there already.
@@ -123,6 +124,7 @@ def greedy_variance(
     variance (1e-5 in float32).
 
     Args:
+        kernel: a GPyTorch kernel without batch shape.
         X: rows to select among.
         K: number of rows to select at most.
         given: inducing points that are there already.

@@ -173,6 +173,9 @@ class MixturePosterior(CompositePosterior):
         """Return `n` samples of the functions, drawn jointly at the rows; O(S N³) once.
 
         Each comes from a member that is drawn at random.
+
+        Args:
+            observed: whether to sample observations y rather than f.
         """
         counts, order = self._draws(n, generator)
         drawn = [
@@ -221,6 +224,7 @@ class MixturePosterior(CompositePosterior):
         """Return quantiles of the mixture of each row and target, inverting its Gaussians.
 
         Args:
+            probabilities: Q probabilities, strictly between 0 and 1.
             observed: whether to return quantiles of an observation y rather than f.
             noise: known noise variances of the observations, in addition to the learnt one.
         """

@@ -205,6 +205,9 @@ class MultiOutputPosterior(nn.Module):
 
         Inducing values are drawn from q(v), and the rest of each process given them. Targets of a
         sample are mixed from the same processes, so that they vary together.
+
+        Args:
+            observed: whether to sample observations y rather than W f.
         """
         self._check(X)
         if observed:
@@ -256,6 +259,7 @@ class MultiOutputPosterior(nn.Module):
         """Return quantiles of the predictive distribution of each row and target.
 
         Args:
+            probabilities: R probabilities, strictly between 0 and 1.
             observed: whether to return quantiles of an observation y rather than W f.
             noise: known noise variances of the observations, in addition to the learnt one.
         """

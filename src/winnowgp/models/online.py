@@ -54,8 +54,8 @@ Matches = Int[Tensor, " M"]
 class OnlineGP:
     """A sparse GP and its memory of the rows that it has seen.
 
-    With hyper-parameters and inducing points held, the bound and the posterior after any number of
-    batches are those of all rows together.
+    With hyper-parameters and inducing points held fixed, the bound and the posterior after any
+    number of batches are those of all rows together.
 
     Args:
         model: kernel, mean, likelihood and candidates.
@@ -169,8 +169,8 @@ class OnlineGP:
     def bound(self, data: Dataset) -> float:
         """Return the bound of the batch and of all remembered rows, in nats.
 
-        It is a lower bound on log p(Y) of all rows if hyper-parameters were held, and otherwise
-        approximates one.
+        It is a lower bound on log p(Y) of all rows if hyper-parameters were held fixed, and
+        otherwise approximates one.
         """
         return _total(self.moments(data)[1]).item()
 

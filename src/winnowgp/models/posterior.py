@@ -177,7 +177,11 @@ class Posterior(nn.Module):
         observed: bool = False,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "S N P"]:
-        """Return `n` samples of the functions, drawn jointly at the rows; O(N³) once."""
+        """Return `n` samples of the functions, drawn jointly at the rows; O(N³) once.
+
+        Args:
+            observed: whether to sample observations y, with Gaussian noise, rather than f.
+        """
         mean = self.predict(X).mean
         L = cholesky(self.covariance(X, observed=observed)).L
         normal = torch.randn(
@@ -215,6 +219,7 @@ class Posterior(nn.Module):
         """Return quantiles of the predictive distribution of each row and target.
 
         Args:
+            probabilities: Q probabilities, strictly between 0 and 1.
             observed: whether to return quantiles of an observation y rather than f.
             noise: known noise variances of the observations, in addition to the learnt one.
         """

@@ -95,7 +95,16 @@ def draw_posterior_1d(
     ax: Axes,
     colour: str = COLOURS["posterior"],
 ) -> Axes:
-    """Draw a posterior of one input over the data: mean, band and inducing points."""
+    """Draw a posterior of one input over the data: mean, band and inducing points.
+
+    The band has two standard deviations on either side of the mean.
+
+    Args:
+        curve: the posterior on a grid.
+        x: inputs of the data.
+        y: targets of the data.
+        colour: colour of mean, band and inducing points.
+    """
     ax.scatter(x, y, s=9, marker="x", linewidths=0.7, color=COLOURS["data"], label="data")
     draw_curve(curve, ax=ax, colour=colour)
     ax.set(xlabel="x", ylabel="y")

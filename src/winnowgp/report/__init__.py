@@ -30,7 +30,12 @@ def report_page(summary: Summary) -> str:
 
 
 def save_report(summary: Summary, path: str | os.PathLike[str]) -> Path:
-    """Write the report to a file, which appears complete or not at all."""
+    """Write the report of a fitted table model to an HTML file, completely or not at all.
+
+    Args:
+        summary: `TabularModel.summary`.
+        path: the file to write.
+    """
     path = Path(path)
     with atomic_write(path) as temporary:
         temporary.write_text(report_page(summary), encoding="utf-8")

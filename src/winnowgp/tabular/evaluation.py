@@ -141,6 +141,8 @@ def cross_validate_table(
             from earlier rows only. By default folds are drawn at random.
         seed: seed of the folds and of every fit.
         options: further arguments of `fit_table`.
+
+    Returns: the quality of each fold; and the model of all rows, with the quality of all folds.
     """
     given = sorted({"test_size", "test_table", "checkpoint", "process_group"} & options.keys())
     if given:

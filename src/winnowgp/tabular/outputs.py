@@ -307,8 +307,11 @@ def cross_validate_outputs(
     The quality of the model is the mean over the folds.
 
     Args:
+        table: rows with targets; those without any are left out of the folds.
+        targets: the columns to predict.
         folds: number of folds. Each one takes a fit to the other rows.
         split_by: as in `cross_validate_table`.
+        seed: seed of the folds and of every fit.
         options: further arguments of `fit_outputs_table`.
     """
     if options.get("checkpoint") is not None:

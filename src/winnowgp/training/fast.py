@@ -60,7 +60,7 @@ class FastSchedule(Schedule):
     n_candidates: int | None = None
     """Largest number of candidates, hence of inducing points; it grows as needed if None. For a
     GP-LVM, the number of fresh candidates in each round, 100 if None, and the largest number of
-    inducing points if given. The layers of a deep GP have theirs."""
+    inducing points if given. The layers of a deep GP have candidates of their own."""
     rounds: int = 3
     """Number of rounds of selection."""
     iterations: int | None = None

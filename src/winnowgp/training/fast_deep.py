@@ -64,8 +64,8 @@ class DeepTraining:
     natural_rate: float = 0.3
     """Rate of the natural-gradient steps on the last layer's q(u)."""
     hidden_rate: float | None = None
-    """Rate of those on the covariances of hidden layers, such as 0.1; None leaves them to Adam.
-    They raise the ELBO after as many steps, but not the density of new rows."""
+    """Rate of natural-gradient steps on the covariances of hidden layers, such as 0.1; None leaves
+    them to Adam. They raise the ELBO after as many steps, but not the density of new rows."""
     samples: int = 1
     """Number of samples propagated for each row in each step."""
     batch_size: int | None = None

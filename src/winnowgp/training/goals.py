@@ -125,8 +125,8 @@ class Tolerance(Goal):
     def within(self, gain: float, *, N: int | float) -> "Tolerance":
         """Return the tolerance for data on which the largest model gains little.
 
-        At most a share of the gain may be given up, and always half a nat in total: no data could
-        show the difference.
+        The ELBO gap may be at most a share of the gain. A gap of half a nat in total is always
+        allowed, since no data could show the difference.
 
         Args:
             gain: nats by which the largest model exceeds the constant model.
@@ -200,7 +200,7 @@ class MaxPoints(Goal):
 @final
 @dataclass(frozen=True, slots=True)
 class AllCandidates(Goal):
-    """Keep all candidates of the model.
+    """Select all candidates of the model.
 
     `FastSchedule` learns the other parameters only. Freeze the locations as well, with
     `model.candidates.requires_grad_(False)`, to use them as they are. For models with one candidate

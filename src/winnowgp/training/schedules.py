@@ -213,9 +213,9 @@ class FitResult(Generic[Trained]):
     sized: tuple[SizedModel, ...] = ()
     """Models with fewer inducing points, refitted at their size, smallest first."""
     allocations: tuple[SizedDeepModel, ...] = ()
-    """Other deep GPs that were trained and that no quicker one has the ELBO of, quickest first."""
+    """Other trained deep GPs whose ELBO no quicker one reaches, quickest first."""
     predictive_gap: PredictiveGap | None = None
-    """Held-out log density that the model gives up relative to the largest model."""
+    """Gap of the held-out log density to that of the largest model."""
     subset_posterior: SubsetPosterior | None = None
     """The posterior over subsets, if it is not that of independent inclusion."""
     noise_gain: float | None = None

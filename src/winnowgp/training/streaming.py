@@ -93,9 +93,9 @@ class StreamUpdate:
     elbo: float
     """Nats of all rows that are remembered, the batch included."""
     gap: float
-    """Nats that the posterior gives up: those of the memory, and those of its own selection."""
+    """ELBO gap of the posterior in nats: that of the memory plus that of its own selection."""
     given_up: float
-    """Nats that the memory has given up in all batches, this one included."""
+    """ELBO gap of the memory after all batches, this one included, in nats."""
     moved: int
     kept: Bool[Tensor, " M"]
     """Which points of the old memory are left; they come first in the new one, in order."""
@@ -122,21 +122,20 @@ def update(
 ) -> StreamUpdate:
     """Return a model that has seen one more batch; `online` stays as it is.
 
-    A tolerance is the largest gap in nats per observation that is remembered: what the memory has
-    given up in all batches and the selection of this one stay below it together. Nats that the
-    memory does not use are left to later batches.
+    A tolerance is the largest ELBO gap of all batches together, in nats per observation: that of
+    the memory plus that of this selection. The part that is not used is left to later batches.
 
     Args:
         online: the model, whose candidates are the points of its memory.
         data: the batch, on the device of the model.
         goal: rule for the number of inducing points.
-        given_up: nats that the memory gave up in earlier batches.
+        given_up: ELBO gap of the memory after earlier batches, in nats.
         earlier: number of observations of `data` that are of earlier batches.
         fresh: largest number of rows of the batch that become candidates.
         learn: whether to optimise hyper-parameters.
-        waiting: number of earlier observations since they were last optimised.
-        steps: the latest steps of the hyper-parameters in earlier batches. With those of a few,
-            one gradient tells whether another step would gain enough.
+        waiting: number of earlier observations since hyper-parameters were last optimised.
+        steps: the latest steps of the hyper-parameters in earlier batches. With a few of them, one
+            gradient shows whether another step would gain enough.
         move: whether to optimise the locations of the selected points as well.
 
     Raises:
