@@ -33,8 +33,8 @@ def evaluate(
 ) -> None:
     """Measure how well a model predicts rows whose target is known.
 
-    The constant model beside it is the best constant prediction of these very rows. Rows that the
-    model was fitted to flatter it.
+    It is compared with the best constant prediction of these rows. Use rows that the model was not
+    fitted to: its quality on training rows is too good.
     """
     from winnowgp.cli.options import load_outputs, load_table_model
     from winnowgp.cli.outputs import print_output_quality

@@ -56,7 +56,7 @@ def predict(
 ) -> None:
     """Predict the target for every row of a table.
 
-    Regression gives mean, standard deviation, a prediction interval and the quantiles asked for;
+    Regression gives mean, standard deviation, a prediction interval and the requested quantiles;
     classification gives the most probable class and the probability of each. Columns of several
     targets begin with the name of the target. The id column of the fit is copied. The table may
     have any size: it is read, predicted and written in blocks of rows.

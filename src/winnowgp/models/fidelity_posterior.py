@@ -32,7 +32,7 @@ _COMPONENTS = 64
 
 
 class FidelityModel(nn.Module, ABC):
-    """The base class of posteriors whose rows say in a column which fidelity is predicted.
+    """The base class of posteriors that predict each row at the fidelity in one of its columns.
 
     Args:
         column: the column of the inputs that is the fidelity.
@@ -67,7 +67,7 @@ class FidelityModel(nn.Module, ABC):
 
         Args:
             data: the rows, whose inputs have the column of the fidelity.
-            update: returns a function after rows that concern it.
+            update: returns the posterior of a function after rows of its fidelity.
         """
 
     def condition_on(self, data: Dataset) -> "FidelityModel":

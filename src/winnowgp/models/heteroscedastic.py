@@ -338,7 +338,8 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
         """Return statistics of the candidates of f given q(g), and of those of g given q(f).
 
         Values of the first are the bound of this model. Those of the second are the bound to first
-        order, since sites and q(f) are held; both are exact for all candidates at the optimal q.
+        order, since sites and q(f) are held fixed; both are exact for all candidates at the
+        optimal q.
         """
         f, g = self.function, self.log_noise
         first = f.subset_statistics(self.weighted(data)).shifted(self.constant(data))
@@ -348,7 +349,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
 
     @torch.no_grad()
     def weighted(self, data: Dataset) -> Dataset:
-        """Return the rows as f sees them: row i has the weight w_i = exp(−μ_g + v_g/2)."""
+        """Return the rows that f is fitted to: row i has the weight w_i = exp(−μ_g + v_g/2)."""
         return replace(data, weights=data.counts * self._weights(self._log_noise(data)))
 
     @torch.no_grad()
@@ -365,7 +366,7 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
 
     @torch.no_grad()
     def residuals(self, data: Dataset) -> Dataset:
-        """Return the rows as g sees them: the root of ((y − μ_f)² + v_f)/σ² as target."""
+        """Return the rows that g is fitted to: with targets √(((y − μ_f)² + v_f)/σ²)."""
         f, noise = self.function.posterior(self.weighted(data)).predict(data.X), self.function.noise
         return replace(data, Y=(((data.Y - f.mean).square() + f.variance) / noise).sqrt())
 

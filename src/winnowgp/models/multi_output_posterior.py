@@ -443,7 +443,7 @@ class ProcessMixture(nn.Module):
         return [member for member in self._members if isinstance(member, MultiOutputPosterior)]
 
     def member_of(self, uniform: Float[Tensor, " S"]) -> Int[Tensor, " S"]:
-        """Return the member that each of some uniform numbers chooses, by its weight."""
+        """Return the index of the member that each uniform number selects, by the weights."""
         return torch.searchsorted(self.member_weights.cumsum(0)[:-1], uniform.contiguous())
 
     def condition_on(self, data: Dataset) -> "ProcessMixture":

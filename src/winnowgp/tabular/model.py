@@ -81,7 +81,7 @@ class TableModel(ABC):
 
     @abstractmethod
     def extrapolation(self) -> "Extrapolation":
-        """Return a count of the rows to predict that are unlike the training rows."""
+        """Return a counter of rows to predict that are unlike the training rows."""
 
     @abstractmethod
     def _columns(
@@ -170,7 +170,7 @@ class TabularModel(TableModel):
         return self._warned(DataTable.of(table), level, quantiles)
 
     def extrapolation(self) -> "Extrapolation":
-        """Return a count of the rows to predict that are unlike the training rows."""
+        """Return a counter of rows to predict that are unlike the training rows."""
         columns = [column for column in self.summary["columns"] if column["spread"]]
         ranges = {c["name"]: (c["spread"][0], c["spread"][-1]) for c in columns}
         return Extrapolation(self.encoder, ranges)

@@ -74,7 +74,7 @@ class MultiOutputTable(TableModel):
         return self._warned(DataTable.of(table), level, ())
 
     def extrapolation(self) -> Extrapolation:
-        """Return a count of the unseen categories of rows; ranges of numbers are not kept."""
+        """Return a counter of unseen categories; the ranges of numbers are not known."""
         return Extrapolation(self.encoder, {})
 
     def _columns(
@@ -219,6 +219,7 @@ class OutputsUpdate:
     held_out: int
     """Those of them that were held out first, to compare the model before and after."""
     points_before: tuple[int, ...]
+    """Number of inducing points of each process before."""
     density_before: float | None
     """Mean log density of held-out targets under the model before; None without such rows."""
     density: float | None
@@ -247,6 +248,8 @@ def update_outputs_table(
         settings: settings to replace or add.
 
     The other arguments are those of `fit_outputs_table`.
+
+    Returns: an `OutputsUpdate` with the updated `model` and what changed.
 
     Raises:
         InputError: columns are missing or have unknown categories, or are in other units.

@@ -53,10 +53,15 @@ class TableUpdate:
     held_out: int
     """Those of them that were held out first, to compare the model before and after."""
     points_before: int
+    """Number of inducing points of the model before."""
     points: int
+    """Number of inducing points of the updated model."""
     added: int
+    """Number of inducing points added, summed over batches of at most 4,096 rows."""
     dropped: int
+    """Number of inducing points dropped, summed over these batches."""
     moved: int
+    """Largest number of inducing points that one of these batches moved."""
     density_before: float | None
     """Mean log density of the held-out rows under the model before; None without such rows."""
     density: float | None
@@ -93,6 +98,8 @@ def update_table(
             model if None. The updated model has it too. More than 4,096 rows are several batches.
         move_points: whether inducing points are moved; as the model says if None.
         settings: settings to replace or add, such as the command that made it.
+
+    Returns: a `TableUpdate` with the updated `model` and what changed.
 
     Raises:
         InputError: columns are missing or have unknown categories, inputs or the target have other

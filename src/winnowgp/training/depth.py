@@ -38,7 +38,7 @@ class DepthScore:
     log_density: float
     """Mean log density of held-out rows, in nats per observation; −∞ if training failed."""
     gain: float = 0.0
-    """Nats per observation by which this exceeds the one that was preferred before it."""
+    """Nats per observation by which `log_density` exceeds that of the model preferred before."""
     gain_error: float = 0.0
     """Standard error of the gain over held-out rows."""
 

@@ -91,7 +91,7 @@ class StreamUpdate:
     frontier: Frontier
     """ELBO of batch and memory for each number of inducing points."""
     elbo: float
-    """Nats of all rows that are remembered, the batch included."""
+    """Bound of all remembered rows, the batch included, in nats."""
     gap: float
     """ELBO gap of the posterior in nats: that of the memory plus that of its own selection."""
     given_up: float
