@@ -203,6 +203,17 @@ def test_coverage_of_counts_may_exceed_its_level() -> None:
     assert "--likelihood" not in str(coverage_alarm(narrow, likelihood="negative-binomial"))
 
 
+@pytest.mark.parametrize("within", [300, 400])
+@pytest.mark.parametrize("likelihood", ["heteroscedastic", "student-t", "beta"])
+def test_coverage_alarm_does_not_suggest_the_likelihood_of_the_model(
+    likelihood: str, within: int
+) -> None:
+    alarm = coverage_alarm(np.arange(400) < within, likelihood=likelihood)
+    assert alarm is not None
+    assert f"--likelihood {likelihood}" not in str(alarm)
+    assert likelihood != "beta" or "student-t" not in str(alarm)
+
+
 def test_normal_residuals_set_off_few_alarms() -> None:
     """Of 200 sets of standard normal residuals; with p = 0.01, 8 have a probability of 0.001."""
     draw = rng(5)

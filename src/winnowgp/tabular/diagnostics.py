@@ -232,6 +232,9 @@ def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning 
             "`likelihood='negative-binomial'` (`--likelihood negative-binomial`).",
             "negative-binomial": "Look for outliers among the counts, or add columns or rows.",
             "heteroscedastic": "Add rows, or columns that the noise depends on.",
+            "student-t": "Noise may depend on the inputs: try `likelihood='heteroscedastic'` "
+            "(`--likelihood heteroscedastic`), or more rows.",
+            "beta": "Look for outliers among the proportions, or add columns or rows.",
         }.get(
             likelihood,
             "Noise may depend on the inputs or have outliers: try `likelihood='heteroscedastic'` "
@@ -242,10 +245,15 @@ def coverage_alarm(inside: NDArray[np.bool_], *, likelihood: str) -> FitWarning 
             f"{held}: they are too narrow, and predictions too certain. {advice}"
         )
     if outside < 0.025 and not counts:
-        return CoverageWarning(
-            f"{held}: they are too wide. A few extreme targets may have raised the noise: try "
-            "`likelihood='student-t'` (`--likelihood student-t`) or the logarithm of the target."
+        advice = {
+            "student-t": "Try `likelihood='gaussian'` (`--likelihood gaussian`).",
+            "beta": "Add columns or rows.",
+        }.get(
+            likelihood,
+            "A few extreme targets may have raised the noise: try `likelihood='student-t'` "
+            "(`--likelihood student-t`) or the logarithm of the target.",
         )
+        return CoverageWarning(f"{held}: they are too wide. {advice}")
     return None
 
 
