@@ -109,7 +109,8 @@ class DeepEstimator(AllocatedEstimator, ABC):
             by default the number of inputs.
         kernel: a string such as "rbf", "matern52" or "rbf + linear", with one lengthscale per
             column (see `winnowgp.estimators.kernels`), or a GPyTorch kernel that suits every layer;
-            a tuple for one kernel per layer. "auto" is "rbf".
+            a tuple for one kernel per layer. "auto" is "rbf"; a shallow GP that is fitted as well
+            then compares RBF and Matérn kernels.
         hidden_mean: initial mean of the hidden functions: "identity" (the inputs, zero-padded, or
             their principal components), "zero" (hidden layers are first trained on the targets), or
             "auto" for the better of the two after a short training. With Gaussian noise, the fast

@@ -87,9 +87,8 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
             most probable hyper-parameters. "auto" averages over them with up to 500 rows, where it
             is possible and `max_points` does not ask for cheap predictions. With 501 to 2,000 rows
             it averages the most probable ones with a constant if held-out rows gain more than 0.01
-            nats by it, which is so where there are outliers. What needs a Gaussian posterior
-            (`partial_fit`, BoTorch, GPyTorch) goes on with that of the most probable
-            hyper-parameters.
+            nats by it, which is so where there are outliers. Methods that need a Gaussian posterior
+            (`partial_fit`, BoTorch, GPyTorch) use that of the most probable hyper-parameters.
         log_target: whether the model is a Gaussian process of log y, for positive targets whose
             spread grows with their level. Predictions are exact log-normal distributions of y:
             means, deviations, quantiles, samples and densities are in the units of y, so that they
