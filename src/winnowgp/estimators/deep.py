@@ -123,7 +123,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         tolerance: largest ELBO gap of all layers together relative to all candidates, in nats per
             observation; 0.01 by default, unless another parameter sets the numbers of points.
         max_cost: largest Σ M² over the layers, allocated where it gains most; with a `tolerance`
-            fewer points are kept if they are within it.
+            fewer points are selected if they are within it.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine's CPU with `predict_samples`; allocated and combined like `max_cost`.
         n_candidates: number of candidates of each layer; None starts with 64 and doubles them, up

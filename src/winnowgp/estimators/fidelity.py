@@ -75,7 +75,7 @@ class MultiFidelityGPRegressor(StreamedProcesses):
             linear[f_0] + … + linear[f_{t−1}] + k_x · rbf[f_{t−1}] + k_x.
         max_points: largest number of inducing points of all processes together; they are allocated
             where they gain most. For a nonlinear relation it is that of each fidelity. With a
-            `tolerance` fewer are kept if they are within it.
+            `tolerance` fewer are selected if they are within it.
         hyper: "laplace" averages predictions over the hyper-parameters, which few rows of a high
             fidelity leave uncertain, as in `SparseGPRegressor`; "point" takes the most probable
             ones, and "auto" averages with up to 500 rows. Predictions of a linear relation then

@@ -80,8 +80,8 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
             select fewer. "auto" derives it from `tolerance`.
         tolerance: largest ELBO gap relative to more inducing points, in nats per observed entry;
             0.01 by default, unless another parameter sets their number.
-        max_points: largest number of inducing points; with a `tolerance` fewer are kept if they are
-            within it.
+        max_points: largest number of inducing points; with a `tolerance` fewer are selected if
+            they are within it.
         candidates: "auto", or locations in latent space `[K n_components]`.
         move_candidates: whether the locations of the candidates are optimised.
         n_candidates: number of candidates, and largest number of inducing points. By default 100,
@@ -106,7 +106,7 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         inducing_points_: their locations in latent space, `[M n_components]`.
         inclusion_: inclusion probability of each candidate in the last selection, `[K]`.
         candidates_: locations of these candidates, `[K n_components]`.
-        alpha_: strength of the prior that keeps this number of inducing points.
+        alpha_: strength of the prior that selects this number of inducing points.
         frontier_: best ELBO for each number of inducing points; None with the paper's schedule.
         elbo_: lower bound on the log evidence of the (standardised) table, in nats.
         elbo_gap_: nats per observed entry by which the ELBO is below the best one seen with more

@@ -29,7 +29,7 @@ _PROCESSES = 6
 class MultiOutputGPRegressor(StreamedProcesses):
     """Regression of several targets as combinations of processes with inducing points of their own.
 
-    Target p is Σ_q W_pq f_q(x) plus noise. A smooth process keeps few inducing points and a rough
+    Target p is Σ_q W_pq f_q(x) plus noise. A smooth process needs few inducing points and a rough
     one many: one search over the candidates of all processes allocates them. Targets may be missing
     (NaN) in some rows, and are then predicted from the others too. Inputs and targets are
     standardised internally. `SparseGPRegressor` fits several targets with one kernel and one set of
@@ -37,7 +37,7 @@ class MultiOutputGPRegressor(StreamedProcesses):
 
     Args:
         n_latents: number of processes Q; by default one per target, at most six. A process that is
-            not needed keeps no inducing points.
+            not needed has no inducing points.
         mixing: "lmc" learns the mixing matrix (linear model of coregionalisation; ICM of rank one
             with one process). "independent" has one process per target and the identity.
 

@@ -130,7 +130,7 @@ class ProcessEstimator(NumericTargets, ABC):
         tolerance: largest ELBO gap to the largest model, in nats per observed target; 0.01 by
             default, unless another parameter sets the number of inducing points.
         max_points: largest number of inducing points of all processes together; they are allocated
-            where they gain most. With a `tolerance` fewer are kept if they are within it.
+            where they gain most. With a `tolerance` fewer are selected if they are within it.
         n_candidates: largest number of candidates of all processes together; 1,536 by default.
         widths: columns of `X` that are widths of boxes, by number or name, one for each other
             column and in their order. Targets are then averages over boxes around the other

@@ -99,8 +99,8 @@ class SparseEstimator(BaseGP, ABC):
             larger tolerance. 0.01 by default, unless another parameter sets the number of points.
         criterion: what `tolerance` limits: "elbo", the gap of the ELBO; or "predictive", that of
             the held-out log density.
-        max_points: largest number of inducing points. With a `tolerance` fewer are kept if they are
-            within it; without, only if more candidates add no information.
+        max_points: largest number of inducing points. With a `tolerance` fewer are selected if
+            they are within it; without, only if more candidates add no information.
         max_predict_us: largest time for mean and variance of a row, in microseconds, measured on
             this machine in batches of 1,000 rows.
         max_fit_seconds: time in seconds that the fast schedule is to take: first searches have two
@@ -139,7 +139,7 @@ class SparseEstimator(BaseGP, ABC):
             candidates (`pairwise_inclusion`), of sizes (`credible_size`), and R-hat if sampled.
         candidates_: locations of these candidates `[K D]`; with the fast schedule the inducing
             points come first, then candidates that were not needed.
-        alpha_: strength of the prior that keeps this number of inducing points.
+        alpha_: strength of the prior that selects this number of inducing points.
         elbo_: lower bound on the log evidence, in nats; that of standardised targets in regression.
         evidence_: an `Evidence`, the log evidence at the fitted hyper-parameters in nats: exact, or
             between two bounds. None unless noise is Gaussian: no upper bound is known otherwise.
@@ -156,9 +156,9 @@ class SparseEstimator(BaseGP, ABC):
         available_sizes_: numbers of inducing points that `resized` accepts.
         growth_limit_: the limit that ended the growth of the candidates: "work", "memory",
             "max_fit_seconds", "n_candidates", "max_points" or "precision" (rounding errors exceed
-            what more of them add). Or why none are kept: "chance" (they gain no more than that) or
-            "held_out" (they predict held-out rows no better than a constant). None if more of them
-            gain less than the tolerance.
+            what more of them add). Or why none are selected: "chance" (they gain no more than by
+            chance) or "held_out" (they predict held-out rows no better than a constant). None if
+            more of them gain less than the tolerance.
         last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
         kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
         kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation

@@ -118,10 +118,10 @@ def greedy_variance(
 ) -> Int[Tensor, " k"]:
     """Return up to K rows of largest conditional variance given `given` and previous rows.
 
-    These are the indices of `pivoted_cholesky`, which also says how much variance is left. O(N K (K
-    + M)) time and O(N (K + M)) memory; pass a sample of the rows if N is large. Duplicates are
-    never selected twice: selection ends when all conditional variances are below 1e-8 of the prior
-    variance (1e-5 in float32).
+    These are the indices of `pivoted_cholesky`, which also returns the variance that is left.
+    O(N K (K + M)) time and O(N (K + M)) memory; pass a sample of the rows if N is large. Duplicates
+    are never selected twice: selection ends when all conditional variances are below 1e-8 of the
+    prior variance (1e-5 in float32).
 
     Args:
         kernel: a GPyTorch kernel without batch shape.

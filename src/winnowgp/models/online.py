@@ -59,7 +59,7 @@ class OnlineGP:
 
     Args:
         model: kernel, mean, likelihood and candidates.
-        memory: rows of earlier batches, seen at inducing points that may differ from the
+        memory: rows of earlier batches, held at inducing points that may differ from the
             candidates; `OnlineGP.start` has none, `OnlineGP.of` those of a fitted model.
 
     >>> from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -187,7 +187,7 @@ class OnlineGP:
 
     @torch.no_grad()
     def after(self, data: Dataset) -> "OnlineGP":
-        """Return the model with the batch in its memory, seen at its candidates."""
+        """Return the model with the batch in its memory, at its candidates."""
         model, fixed = self.model, self.memory.fixed
         if not isinstance(model, SparseGP) or (fixed is None and not data.has_noise):
             return self.remembering(*self.moments(data))

@@ -63,7 +63,7 @@ def permutation_importance(
 
     The table should have rows that were not used for training. The loss is that of R² for numbers
     and counts, and of log probability in nats per observation for classes; with its standard error
-    over rows. A loss within two standard errors of zero says that the model does without the
+    over rows. A loss within two standard errors of zero means that the model hardly needs the
     column. Columns that carry the same information share their importance: each is small if the
     model can use the other. `fit_table` does this with the held-out rows.
 

@@ -133,7 +133,7 @@ def fit_table(
         mean: prior mean of the function: "auto", "zero", "constant" or "linear"; see
             `SparseGPRegressor`.
         precision: "double", or "mixed" for regression.
-        settings: further settings to keep with the model, such as the command that made it.
+        settings: further settings to store with the model, such as the command that made it.
         process_group: processes that were given the same table and share its rows, if any; all
             return the same model. For classes and counts each process does all of the work, and the
             first one writes the checkpoint.

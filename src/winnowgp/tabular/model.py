@@ -201,7 +201,7 @@ class TabularModel(TableModel):
         return columns | dict(zip(names, observation.quantiles(quantiles), strict=True))
 
     def resized(self, points: int, *, settings: dict[str, str] | None = None) -> "TabularModel":
-        """Return the model with fewer inducing points, from what the fit kept.
+        """Return the model with fewer inducing points, which the fit has optimised already.
 
         No rows are needed. Effects and relevances are those of the smaller model. Its quality on
         held-out rows is not known, since the model does not keep them.

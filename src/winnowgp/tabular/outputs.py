@@ -136,7 +136,7 @@ def fit_outputs_table(
         split_by: a column that decides which rows are held out, as in `fit_table`.
         likelihood: that of all targets, or of some of them by name; the others have Gaussian noise.
             `MultiOutputGPRegressor` names those there are; "bernoulli" is for classes 0 and 1.
-        settings: settings to keep with the model, such as the command that made it.
+        settings: settings to store with the model, such as the command that made it.
         options: further parameters of `MultiOutputGPRegressor`.
 
     The other arguments are those of `fit_table`.

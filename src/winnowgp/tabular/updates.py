@@ -96,7 +96,7 @@ def update_table(
         forgetting: factor of the log-likelihood of all earlier rows; that of the model if None.
         window: number of the latest batches that are remembered, this one included; that of the
             model if None. The updated model has it too. More than 4,096 rows are several batches.
-        move_points: whether inducing points are moved; as the model says if None.
+        move_points: whether inducing points are moved; as in the model if None.
         settings: settings to replace or add, such as the command that made it.
 
     Returns: a `TableUpdate` with the updated `model` and what changed.

@@ -30,7 +30,7 @@ class Goal(ABC):
     """A rule that decides how many inducing points to select.
 
     A model with one candidate set selects the `size` on its frontier. A deep GP uses the strength α
-    of the prior in each layer (`alphas`); each layer then keeps the M that maximises L(Z_M) − α M².
+    of the prior in each layer (`alphas`); each layer then has the M that maximises L(Z_M) − α M².
     The same α in all layers gives the highest ELBO for its total Σ M², because the price of M² in
     nats is then equal in all layers.
     """
