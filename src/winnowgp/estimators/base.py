@@ -33,7 +33,7 @@ from winnowgp.models.observations import Prediction
 from winnowgp.selection import Frontier
 from winnowgp.training import FitResult, Schedule, fit
 from winnowgp.training.callbacks import Callbacks
-from winnowgp.training.checkpoint import CheckpointLog, open_checkpoint
+from winnowgp.training.checkpoint import open_checkpoint
 from winnowgp.training.fingerprint import row_identity
 from winnowgp.training.schedules import warn_not_sharded
 
@@ -121,19 +121,11 @@ class BaseGP(BaseEstimator, ABC):
         """Check parameters that depend on the targets; `params.likelihood` is known by then."""
 
     @abstractmethod
-    def _initial_model(
-        self,
-        data: Any,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
-    ) -> Any:
+    def _initial_model(self, data: Any, params: validation.Parameters) -> Any:
         """Return the model that is trained, on the device of the data."""
 
     @abstractmethod
-    def _training_schedule(
-        self, model: Any, data: Any, params: validation.Parameters, log: CheckpointLog
-    ) -> Schedule:
+    def _training_schedule(self, model: Any, data: Any, params: validation.Parameters) -> Schedule:
         """Return the schedule that the parameters specify."""
 
     @abstractmethod
@@ -174,7 +166,7 @@ class BaseGP(BaseEstimator, ABC):
             }
             values = row_identity(rows, saved=params.checkpoint is not None)
             identity = {names.get(name, name): value for name, value in values.items()}
-        result, _ = self._train(data, params, identity=identity, process_group=rows.process_group)
+        result = self._train(data, params, identity=identity, process_group=rows.process_group)
         self._x_scaler = cpu_scaler(x_scaler)
         self._set_fitted(result, data.observations)
 
@@ -189,13 +181,11 @@ class BaseGP(BaseEstimator, ABC):
         *,
         identity: Mapping[str, Any],
         process_group: ProcessGroup = SINGLE_PROCESS,
-    ) -> tuple[FitResult[Any], torch.Generator]:
+    ) -> FitResult[Any]:
         """Open the checkpoint, draw the seed, and train an initial model on standardised data.
 
         Args:
             identity: values that identify these data in a checkpoint.
-
-        Returns: the result, and the generator in its state after the fit.
         """
         if process_group.world_size == 1:
             warn_not_sharded(
@@ -207,7 +197,7 @@ class BaseGP(BaseEstimator, ABC):
         del parameters["callbacks"], parameters["checkpoint"]
         if params.earlier is not None:
             identity = {**identity, "earlier": params.earlier}
-        log = open_checkpoint(
+        params.log = open_checkpoint(
             params.checkpoint,
             callbacks=params.callbacks,
             process_group=process_group,
@@ -217,28 +207,24 @@ class BaseGP(BaseEstimator, ABC):
         )
         # Without a `random_state`, a resumed fit continues with the seed that it began with.
         drawn = int(check_random_state(self.random_state).randint(2**31))
-        generator = torch.Generator(params.device).manual_seed(log.once(lambda: drawn))
+        seed = params.log.once(lambda: drawn)
+        params.generator = torch.Generator(params.device).manual_seed(seed)
         data = _moved(data, params.device)
-        model = self._initial_model(data, params, generator, log)
+        model = self._initial_model(data, params)
         result = fit(
             model,
             data,
-            schedule=self._training_schedule(model, data, params, log),
+            schedule=self._training_schedule(model, data, params),
             callbacks=params.callbacks,
-            checkpoint=log,
-            generator=generator,
+            checkpoint=params.log,
+            generator=params.generator,
         )
-        result = self._after_training(result, data, params, generator, log)
-        log.finish()
-        return result, generator
+        result = self._after_training(result, data, params)
+        params.log.finish()
+        return result
 
     def _after_training(
-        self,
-        result: FitResult[Any],
-        data: Any,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
+        self, result: FitResult[Any], data: Any, params: validation.Parameters
     ) -> FitResult[Any]:
         """Return the result of a fit, to which an estimator may add."""
         return result

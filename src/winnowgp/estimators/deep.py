@@ -48,7 +48,6 @@ from winnowgp.training import (
     Schedule,
     Tolerance,
 )
-from winnowgp.training.checkpoint import CheckpointLog
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -250,24 +249,18 @@ class DeepEstimator(AllocatedEstimator, ABC):
         ):
             check_kernel_columns(kernel_from(kernel, inputs), inputs)
 
-    def _initial_model(
-        self,
-        data: Source,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
-    ) -> DeepGP:
+    def _initial_model(self, data: Source, params: validation.Parameters) -> DeepGP:
         rows = data.require_dataset("a deep model")
         self._depths = ()
         if params.layers is None:
-            params.layers, self._depths = selected_depth(rows, data, params, generator, log)
-        start = best_start(rows, data, params, generator, log)
+            params.layers, self._depths = selected_depth(rows, data, params)
+        start = best_start(rows, data, params)
         # The fit trains the start itself.
         params.start = deepcopy(start)
         return start
 
     def _training_schedule(
-        self, model: DeepGP, data: Source, params: validation.Parameters, log: CheckpointLog
+        self, model: DeepGP, data: Source, params: validation.Parameters
     ) -> Schedule:
         del data
         settings: dict[str, Any] = {"samples": params.samples, "batch_size": params.batch_size}
@@ -280,7 +273,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         if params.alpha is not None:
             goal = FixedAlpha(params.alpha)
         else:
-            goal = limit = _limit(model, params, log)
+            goal = limit = _limit(model, params)
             if params.tolerance is not None:
                 goal = Tolerance(params.tolerance, limit=limit)
         assert goal is not None
@@ -298,17 +291,12 @@ class DeepEstimator(AllocatedEstimator, ABC):
         return FastSchedule(goal, rounds=rounds, deep=training)
 
     def _after_training(
-        self,
-        result: FitResult[Any],
-        data: Source,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
+        self, result: FitResult[Any], data: Source, params: validation.Parameters
     ) -> FitResult[Any]:
         self._comparison = None
         if not has_shallow_alternative(params, data):
             return result
-        result, self._comparison = with_shallow_alternative(result, data, params, generator, log)
+        result, self._comparison = with_shallow_alternative(result, data, params)
         return result
 
     def _set_fitted(self, result: FitResult[Any], observations: float) -> None:
@@ -333,9 +321,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         return self._predict_latent(inputs, predict, observed=observed)
 
 
-def _limit(
-    model: DeepGP, params: validation.Parameters, log: CheckpointLog
-) -> MaxCost | MaxPredictTime | None:
+def _limit(model: DeepGP, params: validation.Parameters) -> MaxCost | MaxPredictTime | None:
     """Return the limit on the inducing points of all layers that the parameters specify."""
     if params.max_cost is not None:
         return MaxCost(params.max_cost)
@@ -345,7 +331,8 @@ def _limit(
     @cache
     def predict_us(sizes: tuple[int, ...]) -> float:
         # A resumed fit does not measure again.
-        return log.once(lambda: deep_predict_us(model, sizes, samples=params.predict_samples))
+        samples = params.predict_samples
+        return params.log.once(lambda: deep_predict_us(model, sizes, samples=samples))
 
     return MaxPredictTime(params.max_predict_us, predict_us)
 

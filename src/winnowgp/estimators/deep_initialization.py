@@ -17,7 +17,6 @@ from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise, observation_model
 from winnowgp.training import DeepTraining
-from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.depth import DepthScore, select_depth
 from winnowgp.training.initialization import best_level, noise_of
 from winnowgp.training.layer_training import select_start, start_from_shallow
@@ -33,47 +32,33 @@ _HIDDEN_VARIANCE, _NARROW_VARIANCE = 0.1, 1e-5
 
 
 def selected_depth(
-    rows: Dataset,
-    data: Source,
-    params: validation.Parameters,
-    generator: torch.Generator,
-    log: CheckpointLog,
+    rows: Dataset, data: Source, params: validation.Parameters
 ) -> tuple[int, tuple[DepthScore, ...]]:
     """Return the number of layers that predicts held-out rows best, and the scores of all."""
-    mean, seed = _hidden_means(params)[0], generator.initial_seed()
-    starts = [initial_deep_gp(rows, params, layers=L, hidden_mean=mean, seed=seed) for L in DEPTHS]
+    mean = _hidden_means(params)[0]
+    starts = [initial_deep_gp(rows, params, layers=L, hidden_mean=mean) for L in DEPTHS]
     training = DeepTraining(samples=params.samples).layer_training(cooling=0.03)
     best, scores = select_depth(
         starts,
         data,
         training=training,
         steps=params.epochs[1] // 2,
-        **_settings(params, generator, log),
+        **_settings(params),
     )
     return DEPTHS[best], scores
 
 
-def best_start(
-    rows: Dataset,
-    data: Source,
-    params: validation.Parameters,
-    generator: torch.Generator,
-    log: CheckpointLog,
-) -> DeepGP:
+def best_start(rows: Dataset, data: Source, params: validation.Parameters) -> DeepGP:
     """Return the best of several starts after a short training, untrained."""
     means = _hidden_means(params) if params.layers > 1 else HIDDEN_MEANS[:1]
-    layers, seed = params.layers, generator.initial_seed()
-    starts = [
-        initial_deep_gp(rows, params, layers=layers, hidden_mean=mean, seed=seed) for mean in means
-    ]
+    layers = params.layers
+    starts = [initial_deep_gp(rows, params, layers=layers, hidden_mean=mean) for mean in means]
     if _has_shallow_hyperparameters(params, means):
         starts.append(deepcopy(starts[0]))
-        start_from_shallow(starts[-1], rows, seed=seed)
+        start_from_shallow(starts[-1], rows, seed=params.generator.initial_seed())
         if has_shallow_start(params, data):
-            narrow = initial_deep_gp(
-                rows, params, layers=layers, hidden_mean=means[0], seed=seed, narrow=True
-            )
-            starts.append(with_shallow_top(narrow, rows, params, generator, log))
+            narrow = initial_deep_gp(rows, params, layers=layers, hidden_mean=means[0], narrow=True)
+            starts.append(with_shallow_top(narrow, rows, params))
     if len(starts) == 1:
         return starts[0]
     return select_start(
@@ -81,20 +66,18 @@ def best_start(
         data,
         steps=params.epochs[1] // 5,
         samples=params.samples,
-        **_settings(params, generator, log),
+        **_settings(params),
     )
 
 
-def _settings(
-    params: validation.Parameters, generator: torch.Generator, log: CheckpointLog
-) -> dict[str, Any]:
+def _settings(params: validation.Parameters) -> dict[str, Any]:
     """Return the settings of trainings that are compared."""
     return {
         "layerwise": params.epochs[0],
         "batch_size": params.batch_size,
-        "generator": generator,
+        "generator": params.generator,
         "callbacks": params.callbacks,
-        "checkpoint": log,
+        "checkpoint": params.log,
     }
 
 
@@ -119,7 +102,6 @@ def initial_deep_gp(
     *,
     layers: int,
     hidden_mean: str,
-    seed: int,
     narrow: bool = False,
 ) -> DeepGP:
     """Return an untrained model whose candidates are random rows.
@@ -127,14 +109,14 @@ def initial_deep_gp(
     Args:
         layers: number of layers.
         hidden_mean: mean function of hidden layers.
-        seed: of the rows.
         narrow: whether hidden functions have a prior of so small a variance about the identity that
             q(u) starts there, instead of a q(u) that is much narrower than the prior. Its KL
             divergence, six nats for every point and output, outweighs what few rows can gain.
     """
     # On the CPU, so that the same rows are drawn for every device.
     X = data.X.cpu()
-    order = torch.randperm(data.N, generator=torch.Generator().manual_seed(seed))
+    seeded = torch.Generator().manual_seed(params.generator.initial_seed())
+    order = torch.randperm(data.N, generator=seeded)
     likelihood = params.likelihood
 
     def kernel(number: int, inputs: int) -> Kernel:

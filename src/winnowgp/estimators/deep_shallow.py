@@ -24,7 +24,7 @@ from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection.frontier import Selection
 from winnowgp.training import DeepTraining, FastSchedule, FitResult, Tolerance, fit
-from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
+from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG
 from winnowgp.training.depth import (
     FEWEST_ROWS,
     density_gain,
@@ -106,11 +106,7 @@ class ShallowComparison:
 
 
 def with_shallow_alternative(
-    result: FitResult[Any],
-    data: Source,
-    params: validation.Parameters,
-    generator: torch.Generator,
-    log: CheckpointLog,
+    result: FitResult[Any], data: Source, params: validation.Parameters
 ) -> tuple[FitResult[Any], ShallowComparison | None]:
     """Return the result of a deep fit, or that of a shallow GP, and how they were compared.
 
@@ -124,19 +120,17 @@ def with_shallow_alternative(
     Args:
         result: of the deep fit.
         data: standardised rows.
-        generator: source of randomness.
-        log: open log of the fit.
     """
     rows = data.as_dataset()
     if rows is None:
         # Few rows, which every process then has and fits alike.
         rows = data.part(torch.arange(data.N))
     kernels = params.shallow_kernels or (params.kernel[params.layers - 1],)
-    shallow = _fitted_shallow(rows, params, kernels, params.shallow_candidates, generator, log)
-    seed = draw_seed(generator)
-    model = _as_deep(shallow, rows, result.model, params.layers - 1, generator)
-    elbo = seeded_elbo(model, rows, generator, seed=seed)
-    comparison = _compared(result, shallow.model, elbo, rows, params, generator, log)
+    shallow = _fitted_shallow(rows, params, kernels, params.shallow_candidates)
+    seed = draw_seed(params.generator)
+    model = _as_deep(shallow, rows, result.model, params.layers - 1, params.generator)
+    elbo = seeded_elbo(model, rows, params.generator, seed=seed)
+    comparison = _compared(result, shallow.model, elbo, rows, params)
     comparison = data.process_group.broadcast_object(comparison)
     if comparison.selected == "deep":
         return result, comparison
@@ -165,10 +159,9 @@ def _compared(
     elbo: float,
     rows: Dataset,
     params: validation.Parameters,
-    generator: torch.Generator,
-    log: CheckpointLog,
 ) -> ShallowComparison:
     """Return the comparison of a deep fit with a shallow GP, whose ELBO is `elbo`."""
+    generator = params.generator
     elbo_gain = (result.elbo - elbo) / rows.observations
     if elbo_gain <= 0 or rows.N < FEWEST_ROWS:
         return ShallowComparison("shallow", elbo_gain, None, None)
@@ -176,7 +169,7 @@ def _compared(
     test, train = held_out(rows, share=_SHARE if few else _SMALLER_SHARE, generator=generator)
     start = _start_of(params.start, result, train, generator)
     training = DeepTraining(samples=params.samples).layer_training(cooling=_COOLING)
-    with training_context(log, generator=generator, callbacks=params.callbacks) as context:
+    with training_context(params.log, generator=generator, callbacks=params.callbacks) as context:
         _, nats = held_out_scores(
             start,
             train,
@@ -266,13 +259,7 @@ def is_identity(model: DeepGP) -> bool:
     )
 
 
-def with_shallow_top(
-    model: DeepGP,
-    rows: Dataset,
-    params: validation.Parameters,
-    generator: torch.Generator,
-    log: CheckpointLog,
-) -> DeepGP:
+def with_shallow_top(model: DeepGP, rows: Dataset, params: validation.Parameters) -> DeepGP:
     """Return an initial deep GP whose last layer is a shallow GP of the same kernel.
 
     Where a constant is the best shallow GP, the model is returned as it is.
@@ -280,28 +267,25 @@ def with_shallow_top(
     Args:
         model: an initial model whose hidden layers are close to the identity.
         rows: standardised rows.
-        generator: source of randomness.
-        log: open log of the fit.
     """
     kernels = (params.kernel[params.layers - 1],)
-    shallow = _fitted_shallow(rows, params, kernels, params.n_candidates, generator, log).model
+    shallow = _fitted_shallow(rows, params, kernels, params.n_candidates).model
     if shallow.K == 0:
         return model
     top = DeepLayer(shallow.kernel, shallow.candidates.detach(), outputs=1)
     start = model.with_layers([*model.layers[:-1], top])
     remove_priors(start)
     _set_noise_of(start, shallow)
-    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-    return _with_best_q(start, rows, seeded)
+    return _with_best_q(start, rows, _reseeded(params.generator))
+
+
+def _reseeded(generator: torch.Generator) -> torch.Generator:
+    """Return another generator with the seed of the fit."""
+    return torch.Generator(generator.device).manual_seed(generator.initial_seed())
 
 
 def _fitted_shallow(
-    rows: Dataset,
-    params: validation.Parameters,
-    kernels: Sequence[str],
-    most: int | None,
-    generator: torch.Generator,
-    log: CheckpointLog,
+    rows: Dataset, params: validation.Parameters, kernels: Sequence[str], most: int | None
 ) -> FitResult[SparseGP]:
     """Return the fit of a shallow GP with the best of some kernels, and so many candidates."""
     first, *others = (kernel_from(kernel, rows.D) for kernel in kernels)
@@ -315,15 +299,14 @@ def _fitted_shallow(
         kernels=tuple(others),
         linear_term=bool(others),
     )
-    # The seed of the fit, so that a shallow estimator of the same `random_state` gives the same.
-    seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
     return fit(
         model,
         rows,
         schedule=schedule,
         callbacks=params.callbacks,
-        checkpoint=log,
-        generator=seeded,
+        checkpoint=params.log,
+        # So that a shallow estimator of the same `random_state` gives the same.
+        generator=_reseeded(params.generator),
     )
 
 

@@ -38,7 +38,6 @@ from winnowgp.models.fidelity_posterior import (
 )
 from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.training import Checkpoint, FitResult
-from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.laplace import process_members
 
 # Fidelities at most.
@@ -287,18 +286,13 @@ class MultiFidelityGPRegressor(StreamedProcesses):
         return not (process if params.relation == "linear" else params.chained)
 
     def _after_training(
-        self,
-        result: FitResult[Any],
-        data: Any,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
+        self, result: FitResult[Any], data: Any, params: validation.Parameters
     ) -> FitResult[Any]:
         inducing = {id(candidates) for candidates in result.model.candidate_sets}
         learnt = [p for p in result.model.parameters() if p.requires_grad]
         params.hyperparameters += sum(p.numel() for p in learnt if id(p) not in inducing)
         if params.hyper == "laplace":
-            members = process_members(result.model, data, generator=generator)
+            members = process_members(result.model, data, generator=params.generator)
         elif params.relation == "nonlinear":
             members = [result.posterior]
         else:

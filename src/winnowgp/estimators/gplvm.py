@@ -35,7 +35,6 @@ from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed
 from winnowgp.report.summary import counted
-from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.fast_gplvm import LatentPositions, infer_latents
 
 if TYPE_CHECKING:
@@ -166,11 +165,11 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         counter = _StepCounter(("optimisation", "inclusion"))
         params.callbacks = (counter, *params.callbacks)
         identity = {"X": raw.Y, "observed": raw.observed}
-        result, generator = self._train(table, params, identity=identity)
+        result = self._train(table, params, identity=identity)
         self._varies, self._x_scaler = varies, scaler
         self.n_iter_ = counter.count
         self._set_fitted(result, table.count)
-        self._set_embedding(result.model.cpu(), table, generator)
+        self._set_embedding(result.model.cpu(), table, params.generator)
         return self
 
     def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> NDArray[np.float64]:
@@ -323,24 +322,13 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         """Do nothing: no parameter depends on the number of columns."""
 
-    def _initial_model(
-        self,
-        data: MaskedMatrix,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
-    ) -> LatentModel:
-        del log
-        return initial_gplvm(data, params, generator)
+    def _initial_model(self, data: MaskedMatrix, params: validation.Parameters) -> LatentModel:
+        return initial_gplvm(data, params)
 
     def _training_schedule(
-        self,
-        model: LatentModel,
-        data: MaskedMatrix,
-        params: validation.Parameters,
-        log: CheckpointLog,
+        self, model: LatentModel, data: MaskedMatrix, params: validation.Parameters
     ) -> training.Schedule:
-        del model, log
+        del model
         if params.schedule == "paper":
             steps = (params.epochs or PASSES) * max(1, data.N // (params.batch_size or data.N))
             return training.PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)

@@ -53,18 +53,16 @@ def is_closed_form(params: Parameters) -> bool:
     return isinstance(params.likelihood, GaussianLikelihood) and has_psi(params.kernel)
 
 
-def initial_gplvm(
-    table: MaskedMatrix, params: Parameters, generator: torch.Generator
-) -> LatentModel:
+def initial_gplvm(table: MaskedMatrix, params: Parameters) -> LatentModel:
     """Return an untrained model of a standardised table, on the device of the table."""
     kernel, likelihood = params.kernel.to(params.device), params.likelihood
-    X = _initial_positions(table, params, generator)
+    X = _initial_positions(table, params)
     fast, automatic = params.schedule == "fast", isinstance(params.start, str)
     if fast and params.named_kernel and automatic and isinstance(kernel, ScaleKernel):
         latents = _partly_active_latents(kernel, X)
     else:
         latents = Latents(X, variance=INITIAL_VARIANCE)
-    candidates = _initial_candidates(latents.mean.detach(), params, generator)
+    candidates = _initial_candidates(latents.mean.detach(), params)
     noise, learn_noise = _initial_noise(table, params), _noise_is_learnt(likelihood)
     if is_closed_form(params) and params.batch_size is None:
         model = LatentVariableGP(kernel, latents, candidates=candidates, noise=noise)
@@ -94,9 +92,7 @@ def relevance(kernel: Kernel, Q: int) -> NDArray[np.float64]:
     return np.ones(Q)
 
 
-def _initial_positions(
-    table: MaskedMatrix, params: Parameters, generator: torch.Generator
-) -> Float[Tensor, "N Q"]:
+def _initial_positions(table: MaskedMatrix, params: Parameters) -> Float[Tensor, "N Q"]:
     """Return the initial positions: principal components, or those that the user gave."""
     if isinstance(params.start, Tensor):
         return params.start.to(params.device)
@@ -104,17 +100,15 @@ def _initial_positions(
         # Counts are not standardised, except for their principal components.
         scaler = Standardiser.of_entries(table)
         table = MaskedMatrix(scaler.forward(table.Y), table.observed)
-    return principal_latents(table, params.n_components, generator=generator)
+    return principal_latents(table, params.n_components, generator=params.generator)
 
 
-def _initial_candidates(
-    X: Tensor, params: Parameters, generator: torch.Generator
-) -> Float[Tensor, "K Q"]:
+def _initial_candidates(X: Tensor, params: Parameters) -> Float[Tensor, "K Q"]:
     """Return the user's candidates; else none for the fast schedule, rows for the paper's."""
     if isinstance(params.candidates, Tensor):
         return params.candidates.to(params.device)
     count = 0 if params.schedule == "fast" else params.n_candidates or CANDIDATES
-    return X[torch.randperm(len(X), generator=generator, device=X.device)[:count]]
+    return X[torch.randperm(len(X), generator=params.generator, device=X.device)[:count]]
 
 
 def _partly_active_latents(kernel: Kernel, X: Float[Tensor, "N Q"]) -> Latents:

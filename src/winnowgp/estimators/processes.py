@@ -29,7 +29,6 @@ from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
 from winnowgp.models.likelihoods import copy_likelihood, is_plain
 from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
 from winnowgp.models.target_likelihoods import TargetLikelihoods
-from winnowgp.training.checkpoint import CheckpointLog
 
 # Initial share of noise in the variance of a target.
 _INITIAL_NOISE = 0.1
@@ -324,13 +323,7 @@ class ProcessEstimator(NumericTargets, ABC):
                 f"{self.likelihood!r}. Leave the noise out."
             )
 
-    def _initial_model(
-        self,
-        data: Dataset,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
-    ) -> MultiOutputGP:
+    def _initial_model(self, data: Dataset, params: validation.Parameters) -> MultiOutputGP:
         mixing, learnt = self._mixing(params, data.P)
         Q = mixing.shape[1]
         likelihood = params.likelihood
@@ -351,11 +344,7 @@ class ProcessEstimator(NumericTargets, ABC):
         return model.to(params.device)
 
     def _training_schedule(
-        self,
-        model: MultiOutputGP,
-        data: Source,
-        params: validation.Parameters,
-        log: CheckpointLog,
+        self, model: MultiOutputGP, data: Source, params: validation.Parameters
     ) -> training.Schedule:
         limit = None if params.max_points is None else training.MaxPoints(params.max_points)
         if params.alpha is not None:

@@ -1,6 +1,6 @@
 """Regression: the sparse GP regressor, and functions drawn from its posterior."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
@@ -19,13 +19,8 @@ from winnowgp.data import Dataset, Source
 from winnowgp.data.repeats import pooled
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import documented, rows_at_once
-from winnowgp.estimators.heteroscedastic import (
-    VaryingNoise,
-    check_noise_kernel,
-    check_varying_noise,
-    with_log_noise,
-)
+from winnowgp.estimators.base import check_kernel_columns, documented, rows_at_once
+from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.selection import (
     HYPER,
     OUTLIER_GAIN,
@@ -36,13 +31,16 @@ from winnowgp.estimators.selection import (
 from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
 from winnowgp.models import MixturePosterior, Posterior, PosteriorPaths, SparseGP, VariationalGP
 from winnowgp.models.base import InducingModel
-from winnowgp.models.heteroscedastic import HeteroscedasticGP, HeteroscedasticPosterior
-from winnowgp.models.likelihoods import has_noise, is_plain
+from winnowgp.models.heteroscedastic import (
+    HeteroscedasticGP,
+    HeteroscedasticPosterior,
+    LogVarianceLikelihood,
+)
+from winnowgp.models.likelihoods import HeteroscedasticLikelihood, has_noise, is_plain
 from winnowgp.models.mixture import MixturePaths
 from winnowgp.models.observations import Prediction
 from winnowgp.models.priors import add_weak_priors
 from winnowgp.training import FitResult
-from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.confirmation import CONFIRMED_ROWS
 from winnowgp.training.initialization import best_level
 from winnowgp.training.laplace import (
@@ -56,7 +54,7 @@ from winnowgp.training.schedules import SizedModel
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class SparseGPRegressor(StreamingRegressor, VaryingNoise):
+class SparseGPRegressor(StreamingRegressor):
     """Sparse Gaussian process regression that selects the number of its inducing points.
 
     Inputs and targets are standardised internally; arguments and attributes are in your own units
@@ -68,6 +66,9 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     `max_predict_us`, by a tolerance and one of these limits together, or by a number for `alpha`.
 
     Args:
+        noise_kernel: kernel of the log noise variance for `likelihood="heteroscedastic"`: a string
+            or a GPyTorch kernel for standardised inputs, as for `kernel`. The log noise has
+            inducing points of its own, as few as `tolerance` allows; none if noise does not vary.
         precision: "double"; or "mixed" for the collapsed bound (`likelihood="gaussian"` and the
             fast schedule): blocks of rows in float32, sums over rows in float64. It halves the
             memory on a GPU, and is faster where float32 is.
@@ -100,6 +101,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     True
     """
 
+    noise_kernel: Any = "rbf"
     precision: str = "double"
     priors: str | None = "weak"
     hyper: str = "auto"
@@ -201,6 +203,62 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
             function = function.function
         return SampledFunctions(self, PosteriorPaths(function, count, generator=generator))
 
+    @property
+    def n_noise_inducing_(self) -> int:
+        """Number of inducing points of the log noise; zero if noise does not vary."""
+        return self._log_noise("n_noise_inducing_").M
+
+    @property
+    def noise_inducing_points_(self) -> NDArray[np.float64]:
+        """Locations of the inducing points of the log noise, `[M D]`."""
+        return self._x_scaler.inverse(self._log_noise("noise_inducing_points_").Z).numpy()
+
+    @torch.no_grad()
+    def predict_noise(self, X: Any) -> NDArray[np.float64]:
+        """Return the standard deviation of the noise of each row, `[N]` or `[N P]`.
+
+        With `likelihood="heteroscedastic"` it is the root of the expected noise variance, so that
+        the variance of an observation is the sum of its square and that of the function.
+
+        Args:
+            X: inputs `[N D]`.
+        """
+        inputs = self._inputs(X)
+        self._refuse_logarithm("noise in the units of the targets")
+        if not isinstance(self.likelihood_, GaussianLikelihood | HeteroscedasticLikelihood):
+            raise InputError(
+                "`predict_noise` needs Gaussian noise, 'gaussian' or 'heteroscedastic'; got "
+                f"`likelihood={self.likelihood!r}`."
+            )
+        if isinstance(self.posterior_, MixturePosterior):
+            variance = self.posterior_.noise.expand(len(inputs), self.posterior_.P)
+        elif not isinstance(self.posterior_, HeteroscedasticPosterior):
+            variance = self.likelihood_.noise.expand(len(inputs), self.posterior_.P)
+        else:
+            chunks = inputs.split(rows_at_once(self.posterior_))
+            variance = torch.cat([self.posterior_.predict_noise(rows).mean for rows in chunks])
+        return self._y_scaler.deviations(variance.sqrt().cpu())
+
+    def _log_noise(self, attribute: str) -> Posterior:
+        """Return q(g), or raise an error if the model has none."""
+        if not isinstance(getattr(self, "posterior_", None), HeteroscedasticPosterior):
+            raise AttributeError(
+                f"`{attribute}` exists after a fit with `likelihood='heteroscedastic'` only."
+            )
+        return self.posterior_.log_noise
+
+    def _constant_noise_posterior(self, what: str) -> Posterior | MixturePosterior:
+        """Return q(f) with one noise variance for all rows, which is all that `what` represents."""
+        posterior = self.posterior_
+        if not isinstance(posterior, HeteroscedasticPosterior):
+            return posterior
+        if posterior.log_noise.M:
+            raise InputError(
+                f"{what} cannot represent noise that depends on the inputs; fit with "
+                "`likelihood='gaussian'`, or save the model with `save`."
+            )
+        return posterior.with_constant_noise()
+
     def _takes_logarithm(self) -> bool:
         return self.log_target
 
@@ -244,7 +302,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         validation.refuse_other_schedule(params, fast={"precision": "double"}, paper={})
         check_hyper(params, self.likelihood)
         if self.likelihood == validation.HETEROSCEDASTIC:
-            check_varying_noise(params)
+            _check_varying_noise(params)
         params.weak_priors = (
             params.priors == "weak"
             and params.schedule == "fast"
@@ -259,7 +317,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         super()._check_columns(params, D)
         if self.likelihood == validation.HETEROSCEDASTIC:
-            check_noise_kernel(params, D, names=getattr(self, "feature_names_in_", ()))
+            _check_noise_kernel(params, D, names=getattr(self, "feature_names_in_", ()))
 
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
@@ -273,12 +331,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         return pooled(rows, known=NEGLIGIBLE if params.noise == "known" else None)
 
     def _after_training(
-        self,
-        result: FitResult[Any],
-        data: Source,
-        params: validation.Parameters,
-        generator: torch.Generator,
-        log: CheckpointLog,
+        self, result: FitResult[Any], data: Source, params: validation.Parameters
     ) -> FitResult[Any]:
         outliers = params.robust and result.constant_gain > OUTLIER_GAIN
         if params.hyper != "laplace" and not outliers:
@@ -289,7 +342,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
         if outliers:
             return with_constant(result, rows)
-        return with_uncertain_hyperparameters(result, rows, generator=generator)
+        return with_uncertain_hyperparameters(result, rows, generator=params.generator)
 
     def _collapsed(self, params: validation.Parameters) -> bool:
         gaussian = self.likelihood in ("gaussian", validation.HETEROSCEDASTIC)
@@ -335,7 +388,7 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
                 add_weak_priors(model.likelihood)
             model = model.to(params.device)
             if self.likelihood == validation.HETEROSCEDASTIC:
-                return with_log_noise(model, params)
+                return _with_log_noise(model, params)
             return model
         model = VariationalGP(
             kernel,
@@ -358,6 +411,44 @@ class SparseGPRegressor(StreamingRegressor, VaryingNoise):
         super()._set_sized(sized)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+def _check_varying_noise(params: validation.Parameters) -> None:
+    """Raise an `InputError` if other parameters cannot be used with noise that varies."""
+    others = {
+        "schedule": ("fast", "the paper's schedule has constant noise"),
+        "warm_start": (False, "a fit begins with constant noise"),
+        "max_predict_us": (None, "set `max_points` instead"),
+    }
+    for name, (allowed, why) in others.items():
+        if getattr(params, name) != allowed:
+            raise InputError(
+                f"`{name}` must be {allowed!r} for `likelihood='heteroscedastic'`: {why}; got "
+                f"{getattr(params, name)!r}."
+            )
+
+
+def _check_noise_kernel(params: validation.Parameters, D: int, *, names: Sequence[str]) -> None:
+    """Parse the kernel of the log noise, and check that it can be evaluated on D columns."""
+    if isinstance(params.noise_kernel, str):
+        # The string may name columns.
+        columns = {str(name): [number] for number, name in enumerate(names)}
+        params.noise_kernel = parse_kernel(
+            params.noise_kernel, D, columns=columns, name="noise_kernel"
+        )
+    kernel = kernel_from(params.noise_kernel, D, scale=torch.ones(D), name="noise_kernel")
+    check_kernel_columns(kernel, D, name="noise_kernel")
+
+
+def _with_log_noise(function: SparseGP, params: validation.Parameters) -> HeteroscedasticGP:
+    """Return the model with a process for the log noise, whose candidates the schedule selects."""
+    D = function.candidates.shape[1]
+    kernel = kernel_from(params.noise_kernel, D, scale=params.x_scaler.scale)
+    if params.priors == "weak" and not isinstance(params.noise_kernel, Kernel):
+        add_weak_priors(kernel)
+    none = function.candidates.detach()[:0]
+    log_noise = VariationalGP(kernel, none, likelihood=LogVarianceLikelihood())
+    return HeteroscedasticGP(function, log_noise.to(params.device))
 
 
 @final

@@ -64,7 +64,7 @@ _ADVICE = {
 }
 
 
-def candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, seed: int) -> Tensor:
+def candidate_locations(data: Source, params: Parameters, kernel: Kernel) -> Tensor:
     """Return standardised candidates `[K D]`; none if the schedule selects them itself."""
     given = params.candidates if params.inducing_points is None else params.inducing_points
     if params.earlier is not None and params.inducing_points is None:
@@ -73,7 +73,7 @@ def candidate_locations(data: Source, params: Parameters, kernel: Kernel, *, see
         return params.x_scaler.forward(given).to(data.dtype)
     if params.candidates in ("auto", "greedy") and params.schedule == "fast":
         return torch.zeros(0, data.D, dtype=data.dtype)
-    K = params.n_candidates or DRAWN_CANDIDATES
+    K, seed = params.n_candidates or DRAWN_CANDIDATES, params.generator.initial_seed()
     numbers = sampled_rows(data.N, max(CANDIDATE_ROWS, K), torch.Generator().manual_seed(seed))
     X = data.part(numbers).X.cpu()
     subset = X[:CANDIDATE_ROWS]

@@ -63,7 +63,6 @@ from winnowgp.models.priors import add_weak_priors
 from winnowgp.point_processes import Bernoulli, SquaredCardinality
 from winnowgp.selection import SizeFrontier, SubsetPosterior
 from winnowgp.selection.subset_samples import KINDS
-from winnowgp.training.checkpoint import CheckpointLog
 from winnowgp.training.schedules import SizedModel
 from winnowgp.training.subset_posterior import with_subset_posterior
 
@@ -270,14 +269,13 @@ class SparseEstimator(BaseGP, ABC):
         *,
         identity: Mapping[str, Any],
         process_group: ProcessGroup = SINGLE_PROCESS,
-    ) -> tuple[training.FitResult[Any], torch.Generator]:
-        result, generator = super()._train(
-            data, params, identity=identity, process_group=process_group
+    ) -> training.FitResult[Any]:
+        result = super()._train(data, params, identity=identity, process_group=process_group)
+        if params.posterior == "mean-field":
+            return result
+        return with_subset_posterior(
+            result, data.to(params.device), kind=params.posterior, generator=params.generator
         )
-        if params.posterior != "mean-field":
-            rows = data.to(params.device)
-            result = with_subset_posterior(result, rows, kind=params.posterior, generator=generator)
-        return result, generator
 
     def _check_warm_start(self, params: Parameters) -> None:
         """Remember the earlier fit, if it is the start of this one."""
@@ -316,12 +314,9 @@ class SparseEstimator(BaseGP, ABC):
         if params.inducing_points is not None:
             _INDUCING_POINTS("inducing_points", params.inducing_points, shape=("M", D))
 
-    def _initial_model(
-        self, data: Source, params: Parameters, generator: torch.Generator, log: CheckpointLog
-    ) -> InducingModel | HeteroscedasticGP:
-        del log
+    def _initial_model(self, data: Source, params: Parameters) -> InducingModel | HeteroscedasticGP:
         kernel = self._kernel(params.kernel, params, data.D, scale=params.x_scaler.scale)
-        candidates = candidate_locations(data, params, kernel, seed=generator.initial_seed())
+        candidates = candidate_locations(data, params, kernel)
         params.prior_mean = mean_from(params.mean, data.D)
         model = self._model(kernel, candidates, data, params)
         if params.earlier is not None:
@@ -354,15 +349,11 @@ class SparseEstimator(BaseGP, ABC):
         return initial
 
     def _training_schedule(
-        self,
-        model: InducingModel | HeteroscedasticGP,
-        data: Source,
-        params: Parameters,
-        log: CheckpointLog,
+        self, model: InducingModel | HeteroscedasticGP, data: Source, params: Parameters
     ) -> training.Schedule:
         if params.schedule == "fast":
             schedule = training.FastSchedule(
-                selection_goal(model, data, params, log),
+                selection_goal(model, data, params, params.log),
                 n_candidates=params.n_candidates,
                 kernels=tuple(self._kernel(name, params, data.D) for name in params.other_kernels),
                 linear_term=bool(params.other_kernels),

@@ -406,7 +406,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         if first is None or first.is_search_due(N):
             rows = data if first is None else first.rows.merged()
             first = None if first is None else replace(first, waiting=0.0)
-            result, _ = self._train(rows, params, identity={})
+            result = self._train(rows, params, identity={})
             earlier = _bound_of_others(held, result.model, rows)
             large = rows.observations >= _LARGE * (N - rows.observations)
             if result.posterior.M and (large or result.elbo + earlier > held.elbo):

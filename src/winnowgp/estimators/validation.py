@@ -33,6 +33,7 @@ from winnowgp.models.likelihoods import WITH_NOISE, HeteroscedasticLikelihood
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.training import Callback, Checkpoint
 from winnowgp.training.callbacks import as_callbacks
+from winnowgp.training.checkpoint import CheckpointLog
 
 Constraint: TypeAlias = Callable[[str, Any], Any]
 """Validates the value of a named parameter and returns it converted."""
@@ -63,6 +64,10 @@ class Parameters(SimpleNamespace):
 
     x_scaler: Standardiser
     """Scaler of the inputs."""
+    generator: torch.Generator
+    """Source of randomness of the fit, on its device."""
+    log: CheckpointLog
+    """Open checkpoint of the fit."""
     prior_mean: Mean | None
     """The prior mean that `mean` names or is; None for the default of the model."""
     other_kernels: Sequence[str] = ()
