@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from measure import RESULTS, Row, grouped, parser_of, table
 from right_number_problems import split_table
 from winnowgp.data import Dataset
-from winnowgp.estimators.deep_initialization import initial_kernel
+from winnowgp.estimators.deep_training import initial_kernel
 from winnowgp.experiments.runs import Runs
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_gp import estimate_elbo

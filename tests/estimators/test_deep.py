@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from helpers.short_fits import short_shallow_starts
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators import deep, deep_initialization
+from winnowgp.estimators import deep, deep_training
 from winnowgp.models.deep_costs import prediction_prices
 
 pytestmark = pytest.mark.usefixtures("short_shallow")
@@ -205,7 +205,7 @@ def test_layers_auto_fits_the_preferred_number_of_layers(monkeypatch: pytest.Mon
         assert (settings["layerwise"], settings["steps"]) == (2, 3)
         return 2, ()
 
-    monkeypatch.setattr(deep_initialization, "select_depth", third)
+    monkeypatch.setattr(deep_training, "select_depth", third)
     assert len(short.fit(X, y).n_inducing_) == 3
     assert seen == [1, 2, 3]
 

@@ -17,7 +17,7 @@ from helpers.short_fits import short_fits, short_shallow_starts
 from winnowgp import Checkpoint, DeepGPRegressor, SparseGPRegressor, load
 from winnowgp.data import Dataset
 from winnowgp.errors import NoInducingPointsWarning
-from winnowgp.estimators import deep_initialization, deep_shallow
+from winnowgp.estimators import deep_shallow, deep_training
 from winnowgp.models import DeepGP, DeepLayer, DeepPosterior, SparseGP
 from winnowgp.models.deep_gp import estimate_elbo
 from winnowgp.models.deep_sites import deep_sites
@@ -79,7 +79,7 @@ def test_narrow_start_is_a_shallow_gp(monkeypatch: pytest.MonkeyPatch) -> None:
         starts.extend(models)
         return models[0]
 
-    monkeypatch.setattr(deep_initialization, "select_start", first)
+    monkeypatch.setattr(deep_training, "select_start", first)
     X, y = rows()
     shortly(n_candidates=12).fit(X, y)
     X, y = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
@@ -105,7 +105,7 @@ def test_narrow_start_is_for_shallow_models_with_a_tolerance(
     def no_shallow_fit(*_: Any) -> DeepGP:
         raise AssertionError
 
-    monkeypatch.setattr(deep_initialization, "with_shallow_top", no_shallow_fit)
+    monkeypatch.setattr(deep_training, "with_shallow_top", no_shallow_fit)
     shortly(**options, n_candidates=6).fit(*rows(40))
 
 
@@ -171,7 +171,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr(deep_shallow, "_FEW_ROWS", 60)
-    monkeypatch.setattr(deep_initialization, "with_shallow_top", not_for_many)
+    monkeypatch.setattr(deep_training, "with_shallow_top", not_for_many)
     monkeypatch.setattr(deep_shallow, "_refitted", not_for_many)
 
 
@@ -424,7 +424,7 @@ def test_comparison_trains_a_deep_gp_that_has_not_seen_the_held_out_targets(
         seen.append((start, train))
         return 0.0, torch.zeros(test.N)
 
-    monkeypatch.setattr(deep_initialization, "select_start", last)
+    monkeypatch.setattr(deep_training, "select_start", last)
     monkeypatch.setattr(deep_shallow, "seeded_elbo", lambda *_, **__: -1e4)
     monkeypatch.setattr(deep_shallow, "held_out_scores", scores)
     with short_shallow_starts():

@@ -1,53 +1,47 @@
 """Deep GP regression and classification."""
 
 from abc import ABC
-from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar, final
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from winnowgp.data import Source
+from winnowgp.data import Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.allocations import AllocatedEstimator, layer_locations
 from winnowgp.estimators.base import (
+    BaseGP,
     check_kernel_columns,
     cpu_frontier,
     documented,
     rows_at_once,
 )
 from winnowgp.estimators.classification import ClassTargets
-from winnowgp.estimators.deep_initialization import DEPTHS, best_start, selected_depth
 from winnowgp.estimators.deep_shallow import (
     has_shallow_alternative,
     is_identity,
     with_shallow_alternative,
 )
+from winnowgp.estimators.deep_training import DEPTHS, best_start, deep_schedule, selected_depth
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import deep_predict_us
+from winnowgp.models import DeepGP, DeepPosterior
+from winnowgp.models.deep_costs import Allocation, deep_predict_us, prediction_cost
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import Prediction
 from winnowgp.training import (
-    DeepTraining,
-    FastSchedule,
     FitResult,
-    FixedAlpha,
-    MaxCost,
-    MaxPredictTime,
-    PaperSchedule,
     Schedule,
-    Tolerance,
 )
+from winnowgp.training.schedules import SizedDeepModel
 
 _PHASES = {
     "fast": ("each layer alone", "all candidates", "selected points"),
@@ -58,16 +52,13 @@ _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 _GPU_STEPS = (100, 3000, 3000)
 # Number of times that its steps with all candidates are repeated there, as long as that pays.
 _GPU_REPEATS = 2
-# Rounds in which points are removed, and with a number for `alpha`: it can remove most points, and
-# training does not regain what few large steps cost (`benchmarks/deep_jumps.py`).
-_ROUNDS, _ALPHA_ROUNDS = 3, 10
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
 # function as noise.
 _INITIAL_NOISE = 0.1
-# Number of candidates of a layer, and largest number of those that grow.
-_CANDIDATES, _MOST_CANDIDATES = 100, 1024
+# Number of candidates of a layer, unless it grows.
+_CANDIDATES = 100
 _METHOD = validation.one_of("mixture", "matched")
 
 
@@ -97,7 +88,7 @@ def _optional_or_auto(name: str, value: Any) -> int | str | None:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DeepEstimator(AllocatedEstimator, ABC):
+class DeepEstimator(BaseGP, ABC):
     """The base class of deep estimators, which select inducing points in each layer.
 
     Args:
@@ -188,6 +179,101 @@ class DeepEstimator(AllocatedEstimator, ABC):
         "n_candidates": _optional_or_auto,
     }
 
+    # Set by a fit; not arguments.
+    posterior_: DeepPosterior = field(init=False)
+    n_inducing_: tuple[int, ...] = field(init=False)
+    allocations_: tuple[Allocation, ...] = field(init=False)
+    _sized: tuple[SizedDeepModel, ...] = field(init=False)
+
+    # Estimators that were pickled by earlier versions have no such attribute. Without an annotation
+    # it is no field of the dataclass: fitted attributes are not set by `__init__`.
+    comparison_ = None
+
+    @property
+    def available_sizes_(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of inducing points per layer that `resized` accepts, quickest first."""
+        return (*(sized.posterior.M for sized in self._sized), self.n_inducing_)
+
+    def resized(self, points: int | tuple[int, ...]) -> Self:
+        """Return a copy of the fitted estimator with fewer inducing points.
+
+        The fit has trained this model already; no training data are needed. Inclusion probabilities
+        were not computed: `candidates_` and `inclusion_` are empty, and `alpha_` and `frontiers_`
+        have None for each layer.
+
+        Args:
+            points: numbers of inducing points per layer, one of `available_sizes_`, or their sum.
+        """
+        check_is_fitted(self)
+        sizes = self.available_sizes_
+        wanted = [each for each in sizes if points in (each, sum(each))]
+        if not wanted:
+            listed = ", ".join(f"{sum(each)} {each}" for each in sizes)
+            raise InputError(
+                f"`points` must be one of the sizes that the fit kept, {listed}; got {points!r}. "
+                "For another size, fit again with a larger tolerance (`--tolerance`)."
+            )
+        number, resized = sizes.index(wanted[-1]), copy(self)
+        if number < len(self._sized):
+            resized._set_sized(number)
+        return resized
+
+    def scored_allocations(self, X: Any, y: Any) -> tuple[Allocation, ...]:
+        """Return `allocations_` with the mean log density of new rows, of the available sizes.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets or labels.
+        """
+        models: list[Any] = [self.resized(sizes) for sizes in self.available_sizes_]
+        densities = {m.n_inducing_: float(np.mean(m.log_density(X, y))) for m in models}
+        return tuple(
+            replace(each, log_density=densities.get(each.sizes)) for each in self.allocations_
+        )
+
+    def _set_allocations(
+        self, result: FitResult[Any], observations: float, *, samples: int
+    ) -> None:
+        """Set `allocations_`, and keep the models that are quicker than the selected one.
+
+        Args:
+            samples: number of samples of a prediction by the other models.
+        """
+        trained = [
+            (each.posterior.with_samples(samples).cpu(), each.elbo) for each in result.allocations
+        ]
+        trained.append((self.posterior_, result.elbo))
+        trained.sort(key=lambda pair: prediction_cost(pair[0].layers, samples=pair[0].samples))
+        best = result.elbo + result.elbo_gap
+        self.allocations_ = tuple(
+            Allocation(
+                posterior.M,
+                deep_predict_us(result.model, posterior.M, samples=posterior.samples),
+                elbo,
+                (best - elbo) / observations,
+            )
+            for posterior, elbo in trained
+        )
+        own = [posterior is self.posterior_ for posterior, _ in trained].index(True)
+        self._sized = tuple(SizedDeepModel(*pair) for pair in trained[:own])
+
+    def _set_posterior(self, posterior: DeepPosterior) -> None:
+        self.posterior_, self.n_inducing_ = posterior, posterior.M
+        points = [layer.candidates.detach().clone() for layer in posterior.layers]
+        self.inducing_points_ = _layer_locations(points, self._x_scaler)
+
+    def _set_sized(self, number: int) -> None:
+        """Set the attributes to those of a smaller model."""
+        sized = self._sized[number]
+        self.comparison_ = None
+        self._set_posterior(sized.posterior)
+        (gap,) = {each.elbo_gap for each in self.allocations_ if each.sizes == self.n_inducing_}
+        self.elbo_, self.elbo_gap_ = sized.elbo, gap
+        self._sized = self._sized[:number]
+        self.candidates_ = tuple(points[:0] for points in self.inducing_points_)
+        self.inclusion_ = tuple(np.zeros(0) for _ in self.n_inducing_)
+        self.alpha_ = self.frontiers_ = (None,) * len(self.n_inducing_)
+
     def _check_combination(self, params: validation.Parameters) -> None:
         if params.layers is None:
             for name in ("width", "kernel", "alpha"):
@@ -263,32 +349,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         self, model: DeepGP, data: Source, params: validation.Parameters
     ) -> Schedule:
         del data
-        settings: dict[str, Any] = {"samples": params.samples, "batch_size": params.batch_size}
-        if params.schedule == "paper":
-            layerwise, pre, joint, post = params.epochs
-            return PaperSchedule(
-                params.alpha, layerwise=layerwise, pre=pre, joint=joint, post=post, **settings
-            )
-        layerwise, pre, post = params.epochs
-        if params.alpha is not None:
-            goal = FixedAlpha(params.alpha)
-        else:
-            goal = limit = _limit(model, params)
-            if params.tolerance is not None:
-                goal = Tolerance(params.tolerance, limit=limit)
-        assert goal is not None
-        training = DeepTraining(
-            layerwise=layerwise,
-            pre=pre,
-            post=post,
-            most_repeats=params.repeats,
-            predict_samples=params.predict_samples,
-            max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
-            smaller_models=params.smaller_models,
-            **settings,
-        )
-        rounds = _ROUNDS if params.alpha is None else _ALPHA_ROUNDS
-        return FastSchedule(goal, rounds=rounds, deep=training)
+        return deep_schedule(model, params)
 
     def _after_training(
         self, result: FitResult[Any], data: Source, params: validation.Parameters
@@ -308,7 +369,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
         self.depths_, self.comparison_ = self._depths, self._comparison
         self.elbo_gap_ = result.elbo_gap / observations
         self._set_allocations(result, observations, samples=int(self.predict_samples))
-        self.candidates_ = layer_locations(result.candidates, self._x_scaler)
+        self.candidates_ = _layer_locations(result.candidates, self._x_scaler)
         self.inclusion_ = tuple(selection.inclusion.cpu().numpy() for selection in selections)
         self.alpha_ = tuple(selection.alpha for selection in selections)
         self.frontiers_ = tuple(cpu_frontier(selection.frontier) for selection in selections)
@@ -321,20 +382,12 @@ class DeepEstimator(AllocatedEstimator, ABC):
         return self._predict_latent(inputs, predict, observed=observed)
 
 
-def _limit(model: DeepGP, params: validation.Parameters) -> MaxCost | MaxPredictTime | None:
-    """Return the limit on the inducing points of all layers that the parameters specify."""
-    if params.max_cost is not None:
-        return MaxCost(params.max_cost)
-    if params.max_predict_us is None:
-        return None
-
-    @cache
-    def predict_us(sizes: tuple[int, ...]) -> float:
-        # A resumed fit does not measure again.
-        samples = params.predict_samples
-        return params.log.once(lambda: deep_predict_us(model, sizes, samples=samples))
-
-    return MaxPredictTime(params.max_predict_us, predict_us)
+def _layer_locations(
+    layers: Sequence[Tensor], x_scaler: Standardiser
+) -> tuple[NDArray[np.float64], ...]:
+    """Return the locations of each layer's points; only those of the first layer have units."""
+    first, *others = (points.cpu() for points in layers)
+    return (x_scaler.inverse(first).numpy(), *(points.numpy() for points in others))
 
 
 def _one_for_each(name: str, value: Any, count: int, what: str) -> tuple[Any, ...]:

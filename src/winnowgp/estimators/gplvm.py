@@ -31,6 +31,7 @@ from winnowgp.estimators.gplvm_initialization import (
     relevance,
 )
 from winnowgp.estimators.rows import dates_as_days, explained_inputs, tensor
+from winnowgp.estimators.selection import goal_within, most_points
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed
@@ -332,16 +333,10 @@ class GPLVM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseGP):
         if params.schedule == "paper":
             steps = (params.epochs or PASSES) * max(1, data.N // (params.batch_size or data.N))
             return training.PaperSchedule(params.alpha, joint=steps, batch_size=params.batch_size)
-        if params.alpha is not None:
-            goal = training.FixedAlpha(params.alpha)
-        else:
-            limit = None if params.max_points is None else training.MaxPoints(params.max_points)
-            goal = limit
-            if params.tolerance is not None:
-                goal = training.Tolerance(params.tolerance, limit=limit)
-        assert goal is not None
         return training.FastSchedule(
-            goal, n_candidates=params.n_candidates, iterations=params.max_iter
+            goal_within(params, most_points(params)),
+            n_candidates=params.n_candidates,
+            iterations=params.max_iter,
         )
 
     def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:

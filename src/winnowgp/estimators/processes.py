@@ -25,6 +25,7 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
+from winnowgp.estimators.selection import goal_within, most_points
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
 from winnowgp.models.likelihoods import copy_likelihood, is_plain
 from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
@@ -346,14 +347,7 @@ class ProcessEstimator(NumericTargets, ABC):
     def _training_schedule(
         self, model: MultiOutputGP, data: Source, params: validation.Parameters
     ) -> training.Schedule:
-        limit = None if params.max_points is None else training.MaxPoints(params.max_points)
-        if params.alpha is not None:
-            goal = training.FixedAlpha(params.alpha)
-        elif params.tolerance is not None:
-            goal = training.Tolerance(params.tolerance, limit=limit)
-        else:
-            assert limit is not None
-            goal = limit
+        goal = goal_within(params, most_points(params))
         return training.FastSchedule(goal, n_candidates=params.n_candidates)
 
     def _set_fitted(self, result: training.FitResult[Any], observations: float) -> None:

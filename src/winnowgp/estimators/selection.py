@@ -91,14 +91,24 @@ def selection_goal(
     """Return the rule for the number of inducing points that the parameters specify."""
     if params.inducing_points is not None:
         return training.AllCandidates()
+    if params.max_predict_us is None:
+        return goal_within(params, most_points(params))
+    assert isinstance(model, InducingModel)
+    return goal_within(params, _fast_enough(model, data, params, log))
+
+
+def most_points(params: Parameters) -> training.MaxPoints | None:
+    """Return the limit that `max_points` sets, if it does."""
+    return None if params.max_points is None else training.MaxPoints(params.max_points)
+
+
+def goal_within(
+    params: Parameters,
+    limit: training.MaxPoints | training.MaxCost | training.MaxPredictTime | None,
+) -> training.Goal:
+    """Return the goal that `alpha` or `tolerance` sets within a limit, or the limit itself."""
     if params.alpha is not None:
         return training.FixedAlpha(params.alpha)
-    limit = None
-    if params.max_points is not None:
-        limit = training.MaxPoints(params.max_points)
-    elif params.max_predict_us is not None:
-        assert isinstance(model, InducingModel)
-        limit = _fast_enough(model, data, params, log)
     if params.tolerance is not None:
         return training.Tolerance(params.tolerance, limit=limit)
     assert limit is not None

@@ -1,7 +1,8 @@
-"""Initial models of deep estimators, and which of them a fit begins with."""
+"""How deep estimators are trained: the model that a fit begins with, and the schedule."""
 
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -13,10 +14,19 @@ from winnowgp.data import Dataset, Source
 from winnowgp.estimators import validation
 from winnowgp.estimators.deep_shallow import has_shallow_start, with_shallow_top
 from winnowgp.estimators.kernels import kernel_from
+from winnowgp.estimators.selection import goal_within
 from winnowgp.models import DeepGP, deep_layers
+from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise, observation_model
-from winnowgp.training import DeepTraining
+from winnowgp.training import (
+    DeepTraining,
+    FastSchedule,
+    MaxCost,
+    MaxPredictTime,
+    PaperSchedule,
+    Schedule,
+)
 from winnowgp.training.depth import DepthScore, select_depth
 from winnowgp.training.initialization import best_level, noise_of
 from winnowgp.training.layer_training import select_start, start_from_shallow
@@ -24,8 +34,11 @@ from winnowgp.training.layer_training import select_start, start_from_shallow
 DEPTHS = (1, 2, 3)
 """Numbers of layers that "auto" compares."""
 
-FIRST_CANDIDATES = 64
-"""Initial number of candidates per layer, if they grow."""
+FIRST_CANDIDATES, _MOST_CANDIDATES = 64, 1024
+"""Initial and largest number of candidates per layer, if they grow."""
+# Rounds in which points are removed, and with a number for `alpha`: it can remove most points, and
+# training does not regain what few large steps cost (`benchmarks/deep_jumps.py`).
+_ROUNDS, _ALPHA_ROUNDS = 3, 10
 # Initial prior variance of what a hidden function adds to the identity, and one that is so small
 # that q(u) can start at the prior.
 _HIDDEN_VARIANCE, _NARROW_VARIANCE = 0.1, 1e-5
@@ -68,6 +81,46 @@ def best_start(rows: Dataset, data: Source, params: validation.Parameters) -> De
         samples=params.samples,
         **_settings(params),
     )
+
+
+def deep_schedule(model: DeepGP, params: validation.Parameters) -> Schedule:
+    """Return the schedule of all layers that the parameters specify."""
+    settings: dict[str, Any] = {"samples": params.samples, "batch_size": params.batch_size}
+    if params.schedule == "paper":
+        layerwise, pre, joint, post = params.epochs
+        return PaperSchedule(
+            params.alpha, layerwise=layerwise, pre=pre, joint=joint, post=post, **settings
+        )
+    layerwise, pre, post = params.epochs
+    goal = goal_within(params, _limit(model, params))
+    training = DeepTraining(
+        layerwise=layerwise,
+        pre=pre,
+        post=post,
+        most_repeats=params.repeats,
+        predict_samples=params.predict_samples,
+        max_candidates=_MOST_CANDIDATES if params.n_candidates is None else None,
+        smaller_models=params.smaller_models,
+        **settings,
+    )
+    rounds = _ROUNDS if params.alpha is None else _ALPHA_ROUNDS
+    return FastSchedule(goal, rounds=rounds, deep=training)
+
+
+def _limit(model: DeepGP, params: validation.Parameters) -> MaxCost | MaxPredictTime | None:
+    """Return the limit on the inducing points of all layers that the parameters specify."""
+    if params.max_cost is not None:
+        return MaxCost(params.max_cost)
+    if params.max_predict_us is None:
+        return None
+
+    @cache
+    def predict_us(sizes: tuple[int, ...]) -> float:
+        # A resumed fit does not measure again.
+        samples = params.predict_samples
+        return params.log.once(lambda: deep_predict_us(model, sizes, samples=samples))
+
+    return MaxPredictTime(params.max_predict_us, predict_us)
 
 
 def _settings(params: validation.Parameters) -> dict[str, Any]:
