@@ -19,7 +19,7 @@ from winnowgp import (
     MultiOutputGPRegressor,
     load,
 )
-from winnowgp.estimators import process_streams
+from winnowgp.estimators import processes
 from winnowgp.tabular import export_numpy
 from winnowgp.training import Progress
 
@@ -131,20 +131,20 @@ def test_exported_model_predicts_the_same(name: str, tmp_path: Path) -> None:
 def test_large_batch_is_described_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streaming bounds of its parts add up; nothing is set before all are learnt."""
     _, rows, targets = MODELS["outputs"]
-    monkeypatch.setattr("winnowgp.estimators.process_streams._ROWS", 10)
+    monkeypatch.setattr("winnowgp.estimators.processes._ROWS", 10)
     whole, parts = copy(fitted("outputs")), copy(fitted("outputs"))
     nats = [parts.partial_fit(rows[i : i + 10], targets[i : i + 10]).elbo_ for i in (0, 10)]
     whole.partial_fit(rows[:20], targets[:20])
     assert whole.elbo_ == pytest.approx(sum(nats), rel=1e-9)
     assert whole.evidence_ is None
-    before, real = whole.elbo_, process_streams._updated
+    before, real = whole.elbo_, processes._updated
 
     def interrupted(function: Any, batch: Any, goal: Any) -> Any:
         if batch.X[0, 0] != whole._x_scaler.forward(torch.as_tensor(rows))[0, 0]:
             raise KeyboardInterrupt
         return real(function, batch, goal)
 
-    monkeypatch.setattr(process_streams, "_updated", interrupted)
+    monkeypatch.setattr(processes, "_updated", interrupted)
     with pytest.raises(KeyboardInterrupt):
         whole.partial_fit(rows[:20], targets[:20])
     assert whole.elbo_ == before

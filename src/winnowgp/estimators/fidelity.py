@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from winnowgp.bounds.evidence import Evidence
@@ -21,13 +22,7 @@ from winnowgp.estimators.kernels import (
     KernelExpression,
     NamedKernel,
 )
-from winnowgp.estimators.process_streams import StreamedProcesses
-from winnowgp.estimators.processes import (
-    ProcessEstimator,
-    column_number,
-    column_or_name,
-    gaussian_only,
-)
+from winnowgp.estimators.processes import ProcessEstimator
 from winnowgp.estimators.selection import HYPER, check_hyper_rows
 from winnowgp.models import MultiOutputPosterior
 from winnowgp.models.fidelity_posterior import (
@@ -44,10 +39,20 @@ from winnowgp.training.laplace import process_members
 _MOST_FIDELITIES = 20
 
 
+def _gaussian_only(name: str, value: Any) -> Likelihood:
+    """Validate the likelihood of a model whose noise must be Gaussian."""
+    if value != "gaussian":
+        raise InputError(
+            f"`{name}` must be 'gaussian' for several fidelities; got {value!r}. Use "
+            "`MultiOutputGPRegressor` with a target for each fidelity for other likelihoods."
+        )
+    return validation.likelihood_from("gaussian")
+
+
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class MultiFidelityGPRegressor(StreamedProcesses):
+class MultiFidelityGPRegressor(ProcessEstimator):
     """Regression of observations of several fidelities, the lower of which are cheaper.
 
     A column of `X` has the fidelity at which each row was observed, or is to be predicted. Each
@@ -112,10 +117,10 @@ class MultiFidelityGPRegressor(StreamedProcesses):
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **ProcessEstimator._constraints,
-        "fidelity": column_or_name,
+        "fidelity": validation.column_or_name,
         "relation": validation.one_of("auto", "linear", "nonlinear"),
         "hyper": validation.one_of(*HYPER),
-        "likelihood": gaussian_only,
+        "likelihood": _gaussian_only,
     }
 
     @property
@@ -136,12 +141,14 @@ class MultiFidelityGPRegressor(StreamedProcesses):
 
     def _check_columns(self, params: validation.Parameters, D: int) -> None:
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        params.column = column_number("fidelity", params.fidelity, names, D)
+        params.column = validation.column_number("fidelity", params.fidelity, names, D)
         if D < 2:
             raise InputError("`X` must have at least one column besides the fidelity; got one.")
         others = [d for d in range(D) if d != params.column]
         # Widths are columns of X; the processes see the columns without the fidelity.
-        widths = [column_number("widths", each, names, D) for each in params.widths or ()]
+        widths = [
+            validation.column_number("widths", each, names, D) for each in params.widths or ()
+        ]
         if params.column in widths:
             raise InputError(f"`widths` must not be the fidelity; got {self.widths!r}.")
         params.widths = [others.index(d) for d in widths]

@@ -16,7 +16,6 @@ from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import documented
 from winnowgp.estimators.kernels import ComposedKernel, parse_kernel
-from winnowgp.estimators.process_streams import StreamedProcesses
 from winnowgp.estimators.processes import ProcessEstimator
 
 # Processes of many targets, if their number is not given.
@@ -26,7 +25,7 @@ _PROCESSES = 6
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class MultiOutputGPRegressor(StreamedProcesses):
+class MultiOutputGPRegressor(ProcessEstimator):
     """Regression of several targets as combinations of processes with inducing points of their own.
 
     Target p is Σ_q W_pq f_q(x) plus noise. A smooth process needs few inducing points and a rough
@@ -86,7 +85,7 @@ class MultiOutputGPRegressor(StreamedProcesses):
 @final
 @documented
 @dataclass(kw_only=True, eq=False, repr=False)
-class AdditiveGPRegressor(StreamedProcesses):
+class AdditiveGPRegressor(ProcessEstimator):
     """Regression by a sum of effects, each with a band and inducing points of its own.
 
     Every term of the kernel is a process. A sum of kernels in `SparseGPRegressor` is the same prior

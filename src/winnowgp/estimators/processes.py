@@ -1,12 +1,11 @@
-"""The base class of regressors with several processes: kernels, widths, training, predictions."""
+"""The base class of regressors with several processes: training, predictions, further rows."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -26,23 +25,29 @@ from winnowgp.estimators.base import check_kernel_columns
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.estimators.selection import goal_within, most_points
-from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior
+from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior, greedy_variance
+from winnowgp.models.fidelity_posterior import (
+    FidelityModel,
+    FidelityPosterior,
+    NonlinearFidelityPosterior,
+)
 from winnowgp.models.likelihoods import copy_likelihood, is_plain
+from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.models.priors import WEAK_NOISE, add_weak_priors
+from winnowgp.models.process_stream import ProcessStream
 from winnowgp.models.target_likelihoods import TargetLikelihoods
+from winnowgp.selection import Frontier, SizeFrontier, elimination_frontier
 
+Function: TypeAlias = MultiOutputPosterior | ProcessMixture
+
+# Fresh candidates of a process: at least so many, and as many as it has points.
+_FRESH = 32
+# Rows of a batch at most; more are several batches.
+_ROWS = 4096
 # Initial share of noise in the variance of a target.
 _INITIAL_NOISE = 0.1
-
-
-def gaussian_only(name: str, value: Any) -> Likelihood:
-    """Validate the likelihood of a model whose noise must be Gaussian."""
-    if value != "gaussian":
-        raise InputError(
-            f"`{name}` must be 'gaussian' for several fidelities; got {value!r}. Use "
-            "`MultiOutputGPRegressor` with a target for each fidelity for other likelihoods."
-        )
-    return validation.likelihood_from("gaussian")
+# Likelihoods that a target may have by name.
+_KINDS = validation.LIKELIHOODS | {"bernoulli": BernoulliLikelihood}
 
 
 def _likelihoods(name: str, value: Any) -> Likelihood | list[Likelihood]:
@@ -52,13 +57,8 @@ def _likelihoods(name: str, value: Any) -> Likelihood | list[Likelihood]:
     return _likelihood(name, value)
 
 
-def _likelihood(name: str, value: Any) -> Likelihood:
-    if isinstance(value, str) and value == "bernoulli":
-        return BernoulliLikelihood()
-    try:
-        return copy_likelihood(validation.likelihood_from(value))
-    except InputError as error:
-        raise InputError(str(error).replace("beta ", "beta, bernoulli ", 1)) from None
+def _likelihood(_: str, value: Any) -> Likelihood:
+    return copy_likelihood(validation.likelihood_from(value, _KINDS))
 
 
 def _is_learnt_noise(likelihood: Likelihood) -> bool:
@@ -86,35 +86,6 @@ def _only(choice: Any) -> validation.Constraint:
         return value
 
     return check
-
-
-def column_or_name(name: str, value: Any) -> int | str:
-    """Validate a column by number or name."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
-    return int(value)
-
-
-def _columns(name: str, value: Any) -> list[int | str]:
-    """Validate several columns by number or name."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise InputError(f"`{name}` must be a list of columns of `X`; got {value!r}.")
-    return [column_or_name(name, each) for each in value]
-
-
-def column_number(name: str, column: int | str, names: Sequence[str], D: int) -> int:
-    """Return the number of a column of `X`, which may be given by name or from the end."""
-    if isinstance(column, str) and column not in names:
-        raise InputError(
-            f"`{name}` must be a column of `X`; got {column!r}. Pass a data frame for columns with "
-            "names, or the number of the column."
-        )
-    number = names.index(column) if isinstance(column, str) else column
-    if not -D <= number < D:
-        raise InputError(f"`{name}` must be one of the {D} columns of `X`; got {column}.")
-    return number % D
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -175,7 +146,7 @@ class ProcessEstimator(NumericTargets, ABC):
 
     _constraints: ClassVar[Mapping[str, validation.Constraint]] = {
         **validation.PARAMETERS,
-        "widths": validation.optional(_columns),
+        "widths": validation.optional(validation.columns_or_names),
         "likelihood": _likelihoods,
         "noise": _only("target"),
         "schedule": _only("fast"),
@@ -232,6 +203,83 @@ class ProcessEstimator(NumericTargets, ABC):
         conditioned.posterior_ = self.posterior_.condition_on(rows)
         return conditioned
 
+    def partial_fit(self, X: Any, y: Any, *, noise_variance: Any = None) -> Self:
+        """Learn from more rows; the first call is a `fit`.
+
+        Earlier rows are not needed. Inducing points of each process are added where the rows need
+        them, and dropped where they are no longer needed: both are priced in nats by the streaming
+        bound (Bui et al. 2017), and `tolerance` is per target of the new rows. Hyper-parameters,
+        mixing, noise and scaling stay those of the first call, and so do `candidates_` and
+        `inclusion_`. `elbo_` and `elbo_gap_` are those of the streaming bound of the rows of this
+        call, given what the posterior holds of earlier rows; `frontier_` is that of the last 4,096
+        of them at most, and `evidence_` is None. O(M² N + M³) for N rows and the
+        M inducing points of all processes; O(M² N P) for P targets of other likelihoods than
+        Gaussian noise.
+
+        Args:
+            X: inputs `[N D]`.
+            y: targets `[N]` or `[N P]`; some of several may be missing.
+            noise_variance: known noise variances, as in `fit`.
+        """
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y, noise_variance=noise_variance)
+        params = self._validate()
+        if params.alpha is not None:
+            raise InputError(
+                f"`partial_fit` needs `alpha='auto'`; got {self.alpha!r}. Set `tolerance` or "
+                "`max_points` instead."
+            )
+        inputs = self._inputs(X)
+        targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
+        known = self._known_noise(noise_variance, len(inputs), targets=targets)
+        keep = ~torch.isnan(targets).all(1)
+        rows = Dataset(inputs, targets, None, known).part(keep.nonzero().flatten())
+        goal = training.Tolerance(
+            params.tolerance or validation.TOLERANCE, limit=most_points(params)
+        )
+        posterior = self.posterior_
+
+        searches: dict[Function, tuple[Frontier, int]] = {}
+
+        def update(function: Function, batch: Dataset) -> Function:
+            updated, frontier, size = _updated(function, batch, goal)
+            searches[function] = frontier, size
+            return updated
+
+        batches: list[list[tuple[Frontier, int] | None]] = []
+        for batch in rows.chunks(_ROWS):
+            searches.clear()
+            functions = _functions(posterior)
+            if isinstance(posterior, FidelityModel):
+                posterior = posterior.updated(batch, update)
+            else:
+                posterior = update(posterior, batch)
+            batches.append([searches.get(each) for each in functions])
+        self.posterior_ = posterior
+        self._set_searches(batches)
+        self._set_processes()
+        return self
+
+    def _set_searches(self, batches: Sequence[Sequence[tuple[Frontier, int] | None]]) -> None:
+        """Set what the searches of all batches have found; None for functions without rows."""
+        found = [search for batch in batches for search in batch if search is not None]
+        # Streaming bounds of one batch after another add up.
+        self.elbo_ = sum(frontier.bounds[size].item() for frontier, size in found)
+        best = sum(frontier.bounds.max().item() for frontier, _ in found)
+        self.elbo_gap_ = (best - self.elbo_) / sum(frontier.N for frontier, _ in found)
+        self.evidence_ = None
+        searches = batches[-1]
+        frontiers: Any = self.frontier_
+        if isinstance(frontiers, tuple):
+            # One for each fidelity of a nonlinear relation.
+            frontiers = tuple(
+                before if search is None else SizeFrontier.of(search[0], N=search[0].N)
+                for before, search in zip(frontiers, searches, strict=True)
+            )
+        else:
+            frontiers = SizeFrontier.of(found[-1][0], N=found[-1][0].N)
+        self.frontier_ = frontiers
+
     def predict_processes(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of each process, `[N Q]`, and on request its standard deviation.
 
@@ -274,7 +322,9 @@ class ProcessEstimator(NumericTargets, ABC):
 
     def _check_inputs(self, params: validation.Parameters, names: Sequence[str], D: int) -> None:
         """Check kernel and widths for the D columns of the processes."""
-        params.boxes = [column_number("widths", each, names, D) for each in params.widths or ()]
+        params.boxes = [
+            validation.column_number("widths", each, names, D) for each in params.widths or ()
+        ]
         if len(set(params.boxes)) != len(params.boxes) or 2 * len(params.boxes) not in (0, D):
             raise InputError(
                 f"`widths` must be half of the {D} columns, one for each other column; got "
@@ -394,3 +444,51 @@ class ProcessEstimator(NumericTargets, ABC):
     def mixing_(self) -> np.ndarray[Any, Any]:
         """Mixing matrix `[P Q]`, in the units of the targets."""
         return (self._y_scaler.columns.scale[:, None] * self._processes.mixing).numpy()
+
+
+def _functions(posterior: Function | FidelityModel) -> list[Function]:
+    """Return the functions that rows update, each with a search of its own."""
+    if isinstance(posterior, NonlinearFidelityPosterior):
+        return list(posterior.functions)
+    if isinstance(posterior, FidelityPosterior):
+        return [posterior.function]
+    assert not isinstance(posterior, FidelityModel)
+    return [posterior]
+
+
+@torch.no_grad()
+def _updated(
+    function: Function, rows: Dataset, goal: training.Tolerance
+) -> tuple[Function, Frontier, int]:
+    """Return a posterior after more rows, the frontier of the search, and the number it selects.
+
+    A mixture has the inducing points that suit its mode.
+    """
+    mode = function.mode if isinstance(function, ProcessMixture) else function
+    fresh = _fresh(mode, rows)
+    stream = ProcessStream.of(mode, rows, fresh)
+    frontier = elimination_frontier(stream.statistics())
+    size = goal.size(frontier, reference=frontier.bounds.max().item())
+    mask = frontier.masks[size]
+    if not isinstance(function, ProcessMixture):
+        return stream.selected(mask), frontier, size
+    members = [ProcessStream.of(member, rows, fresh) for member in function.members]
+    # All candidates explain the rows to members with any lengthscale.
+    nats = torch.stack([member.posterior.log_predictive(rows) for member in members])
+    mixture = ProcessMixture(
+        stream.selected(mask),
+        [member.selected(mask) for member in members],
+        member_weights=(function.member_weights.log() + nats).softmax(0),
+    )
+    return mixture, frontier, size
+
+
+def _fresh(posterior: MultiOutputPosterior, rows: Dataset) -> list[Tensor]:
+    """Return candidates of each process among the rows that observe it."""
+    observed = (~torch.isnan(rows.Y)).to(rows.Y)
+    seen = (observed @ (posterior.mixing != 0).to(rows.Y)) > 0
+    fresh = []
+    for q, (kernel, Z) in enumerate(zip(posterior.kernels, posterior.inducing_points, strict=True)):
+        own = rows.X[seen[:, q]]
+        fresh.append(own[greedy_variance(kernel, own, max(_FRESH, len(Z)), given=Z)])
+    return fresh

@@ -194,10 +194,10 @@ def positive_number(name: str, value: Any, *, hint: str = "") -> float:
     return float(value)
 
 
-def integer(name: str, value: Any) -> int:
-    """Validate an integer of at least one."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise InputError(f"`{name}` must be an integer of at least 1; got {value!r}.")
+def integer(name: str, value: Any, *, least: int = 1) -> int:
+    """Validate an integer that is not too small."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"`{name}` must be an integer of at least {least}; got {value!r}.")
     return int(value)
 
 
@@ -222,13 +222,6 @@ def one_of(*choices: str) -> Constraint:
         return value
 
     return check
-
-
-def natural_number(name: str, value: Any) -> int:
-    """Validate an integer of zero or more."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
-        raise InputError(f"`{name}` must be an integer of zero or more; got {value!r}.")
-    return int(value)
 
 
 def optional(constraint: Constraint) -> Constraint:
@@ -276,6 +269,35 @@ def locations(
     return array
 
 
+def column_or_name(name: str, value: Any) -> int | str:
+    """Validate a column by number or name."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"`{name}` must be a column of `X`, by number or name; got {value!r}.")
+    return int(value)
+
+
+def columns_or_names(name: str, value: Any) -> list[int | str]:
+    """Validate several columns by number or name."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InputError(f"`{name}` must be a list of columns of `X`; got {value!r}.")
+    return [column_or_name(name, each) for each in value]
+
+
+def column_number(name: str, column: int | str, names: Sequence[str], D: int) -> int:
+    """Return the number of a column of `X`, which may be given by name or from the end."""
+    if isinstance(column, str) and column not in names:
+        raise InputError(
+            f"`{name}` must be a column of `X`; got {column!r}. Pass a data frame for columns with "
+            "names, or the number of the column."
+        )
+    number = names.index(column) if isinstance(column, str) else column
+    if not -D <= number < D:
+        raise InputError(f"`{name}` must be one of the {D} columns of `X`; got {column}.")
+    return number % D
+
+
 def flag(name: str, value: Any) -> bool:
     """Validate a Boolean."""
     if not isinstance(value, bool | np.bool_):
@@ -283,8 +305,14 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Likelihood:
+def likelihood_from(
+    likelihood: str | likelihoods.Likelihood,
+    kinds: Mapping[str, Callable[..., likelihoods.Likelihood]] = LIKELIHOODS,
+) -> likelihoods.Likelihood:
     """Return a likelihood by name, or the one given, which is not copied.
+
+    Args:
+        kinds: the likelihoods that have names.
 
     >>> likelihood_from("student-t").deg_free.item()
     7.0
@@ -293,30 +321,24 @@ def likelihood_from(likelihood: str | likelihoods.Likelihood) -> likelihoods.Lik
         raise InputError("`likelihood` is a softmax, which is for classes; use a classifier.")
     if isinstance(likelihood, likelihoods.Likelihood):
         return likelihood
-    if not isinstance(likelihood, str) or likelihood not in LIKELIHOODS:
+    if not isinstance(likelihood, str) or likelihood not in kinds:
         raise InputError(
-            f"`likelihood` must be one of {', '.join(LIKELIHOODS)} or a GPyTorch likelihood; "
+            f"`likelihood` must be one of {', '.join(kinds)} or a GPyTorch likelihood; "
             f"got {likelihood!r}."
         )
-    kind = LIKELIHOODS[likelihood]
-    if kind in WITH_NOISE:
-        return kind(noise_constraint=GreaterThan(LEAST_NOISE))
-    return kind()
+    kind = kinds[likelihood]
+    return kind(noise_constraint=GreaterThan(LEAST_NOISE)) if kind in WITH_NOISE else kind()
 
 
 def regression_likelihood(
-    name: str, likelihood: str | likelihoods.Likelihood
+    _: str, likelihood: str | likelihoods.Likelihood
 ) -> likelihoods.Likelihood:
     """Return a likelihood as `likelihood_from` does, or that of "heteroscedastic" noise."""
-    del name
     if isinstance(likelihood, HeteroscedasticLikelihood):
         raise InputError("`likelihood` must be the string 'heteroscedastic' for such noise.")
-    if isinstance(likelihood, str) and likelihood == HETEROSCEDASTIC:
-        return HeteroscedasticLikelihood(torch.ones(1, dtype=torch.float64))
-    try:
-        return likelihood_from(likelihood)
-    except InputError as error:
-        raise InputError(str(error).replace("gaussian,", "gaussian, heteroscedastic,", 1)) from None
+    varying = partial(HeteroscedasticLikelihood, torch.ones(1, dtype=torch.float64))
+    first = {"gaussian": likelihoods.GaussianLikelihood, HETEROSCEDASTIC: varying}
+    return likelihood_from(likelihood, first | LIKELIHOODS)
 
 
 def _class_weight(name: str, value: Any) -> Mapping[Any, float] | str | None:
@@ -424,7 +446,7 @@ PARAMETERS: Mapping[str, Constraint] = {
     "schedule": one_of("fast", "paper"),
     "shallow_alternative": flag,
     "skip_connections": flag,
-    "smaller_models": natural_number,
+    "smaller_models": partial(integer, least=0),
     "standardise": flag,
     "tolerance": optional(partial(positive_number, hint="It is in nats per observation.")),
     "warm_start": flag,
