@@ -7,7 +7,7 @@ import pytest
 
 from winnowgp.cli.app import run
 from winnowgp.io import load
-from winnowgp.tabular.training_history import TrainingHistory
+from winnowgp.tabular.table_summary import TrainingHistory
 from winnowgp.training import Progress
 from winnowgp.training import checkpoint as checkpoint_module
 

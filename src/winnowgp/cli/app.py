@@ -13,14 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from winnowgp import __version__
-from winnowgp.cli.demo import data, demo
 from winnowgp.cli.evaluate import compare, evaluate
+from winnowgp.cli.experiments import data, demo, reproduce
 from winnowgp.cli.fit import fit
 from winnowgp.cli.inspect import frontier, info, resize
 from winnowgp.cli.options import process_name, with_options
 from winnowgp.cli.plot import export, plot, report
 from winnowgp.cli.predict import predict
-from winnowgp.cli.reproduce import reproduce
 from winnowgp.cli.update import update
 from winnowgp.errors import (
     CheckpointWarning,

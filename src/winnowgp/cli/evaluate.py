@@ -1,13 +1,12 @@
 """`winnow evaluate` and `winnow compare`: models on rows whose target is known."""
 
-import json as json_format
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest
+from winnowgp.cli.options import Encoding, Json, ModelFile, file_digest, print_json
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def evaluate(
             seen = _was_fitted_to(outputs, data)
             content = {"file": str(model), "targets": outputs.targets, "data": str(data)}
             content |= {"used_for_training": seen, "quality": scores}
-            typer.echo(json_format.dumps(content, ensure_ascii=False))
+            print_json(content)
             return
         print_output_quality(scores, title=f"Rows of {data.name}")
         _note_training_rows({model.name: outputs}, data)
@@ -70,7 +69,7 @@ def evaluate(
             **held_out_json(quality),
             "constant": {metric["name"]: metric["baseline"] for metric in quality["metrics"]},
         }
-        typer.echo(json_format.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     print_quality(quality, title=f"{quality['rows']} rows of {data.name}, target {fitted.target}")
     _note_training_rows({model.name: fitted}, data)
@@ -114,7 +113,7 @@ def compare(
             "used_for_training": any(_was_fitted_to(model, data) for model in (a, b)),
             "measures": [asdict(measure) for measure in measures],
         }
-        typer.echo(json_format.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     _print_comparison(measures, first.name, second.name, data.name)
     _note_training_rows({first.name: a, second.name: b}, data)
@@ -167,14 +166,12 @@ def _note_training_rows(
 def print_folds(validation: "CrossValidation") -> None:
     """Print the metrics of each fold, their mean and its standard error."""
     from rich.console import Console
-    from rich.table import Table
 
+    from winnowgp.cli.summary import titled_table
     from winnowgp.report.summary import rounded
 
     names = [metric["name"] for metric in validation.folds[0]["metrics"]]
-    table = Table(title="Cross-validation", title_justify="left")
-    for name in ("fold", "rows", *names):
-        table.add_column(name, justify="right")
+    table = titled_table("Cross-validation", "fold", "rows", *names)
     for number, fold in enumerate(validation.folds, start=1):
         values = [rounded(metric["value"]) for metric in fold["metrics"]]
         table.add_row(str(number), str(fold["rows"]), *values)
@@ -202,14 +199,13 @@ def _print_comparison(
     measures: "tuple[PairedDifference, ...]", first: str, second: str, data: str
 ) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from winnowgp.cli.summary import titled_table
     from winnowgp.report.summary import rounded
 
     console = Console(markup=False)
-    table = Table(title=f"{measures[0].rows} rows of {data}", title_justify="left")
-    for name in ("mean per row", first, second, "difference", "± error"):
-        table.add_column(name, justify="left" if name == "mean per row" else "right")
+    title, measure = f"{measures[0].rows} rows of {data}", "mean per row"
+    table = titled_table(title, measure, first, second, "difference", "± error", left=measure)
     for measure in measures:
         table.add_row(
             measure.name,

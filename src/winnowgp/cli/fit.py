@@ -1,6 +1,5 @@
 """`winnow fit`: from a table to a model file."""
 
-import json as json_format
 import shlex
 import sys
 import warnings
@@ -22,6 +21,7 @@ from winnowgp.cli.options import (
     file_digest,
     is_main_process,
     launched,
+    print_json,
 )
 from winnowgp.cli.outputs import (
     fit_outputs,
@@ -459,13 +459,13 @@ def _print_result(
 ) -> None:
     if quiet and not json:
         return
-    from winnowgp.cli.summary import as_json, print_summary
+    from winnowgp.cli.summary import print_summary, summary_json
 
     if json:
-        found = json_format.loads(as_json(model.summary, file=str(output)))
+        found = summary_json(model.summary, file=str(output))
         if validation is not None:
             found["cross_validation"] = folds_json(validation)
-        typer.echo(json_format.dumps(found, ensure_ascii=False))
+        print_json(found)
         return
     print_summary(model.summary)
     if validation is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output
+from winnowgp.cli.options import PICTURES, Json, ModelFile, Quiet, checked_output, print_json
 
 if TYPE_CHECKING:
     from winnowgp.report.summary import AllocationSummary, Choice
@@ -17,14 +17,14 @@ def info(model: ModelFile, json: Json = False) -> None:
     """Show what a model predicts, from which inputs, how well, and its settings."""
     from winnowgp.cli.options import load_outputs, load_summary
     from winnowgp.cli.outputs import print_outputs
-    from winnowgp.cli.summary import as_json, print_summary
+    from winnowgp.cli.summary import print_summary, summary_json
 
     if (outputs := load_outputs(model)) is not None:
         print_outputs(outputs, model, json=json, details=True)
         return
     summary = load_summary(model)
     if json:
-        typer.echo(as_json(summary, file=str(model)))
+        print_json(summary_json(summary, file=str(model)))
         return
     print_summary(summary)
     for name, value in summary["settings"].items():
@@ -58,9 +58,7 @@ def frontier(
 
         save_figure(frontier_plot(choice), output)
     if json:
-        import json as to_json
-
-        typer.echo(to_json.dumps(_frontier_json(choice)))
+        print_json(_frontier_json(choice))
     elif not quiet:
         if "allocations" in choice:
             _print_allocations(choice, choice["allocations"])
@@ -117,16 +115,15 @@ def _frontier_json(choice: "Choice") -> dict[str, Any]:
 
 def _print_frontier(choice: "Choice", *, unit: str, title: str) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from winnowgp.cli.summary import titled_table
 
     elbos, densities = choice["frontier"] or [], choice["log_densities"]
     exact, rows = choice["exact_evidence"], choice["rows"]
     N = choice.get("observations", rows)
-    table = Table(title=title, title_justify="left")
     measured = exact is not None or any(nats is not None for nats in densities or ())
     names = ("inducing points", "ELBO (nats)", "gap", *(["held-out"] if measured else []), "")
-    for name in names:
-        table.add_column(name, justify="right" if name else "left")
+    table = titled_table(title, *names)
     known = {M: elbo for M, elbo in enumerate(elbos) if elbo is not None}
     best = max(v for v in (*known.values(), exact) if v is not None) + choice.get(
         "earlier_gap", 0.0
@@ -161,13 +158,12 @@ def _print_frontier(choice: "Choice", *, unit: str, title: str) -> None:
 
 def _print_allocations(choice: "Choice", allocations: "list[AllocationSummary]") -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from winnowgp.cli.summary import titled_table
     from winnowgp.report.summary import listed
 
-    table = Table(title="Allocations of inducing points to layers", title_justify="left")
-    for name in ("layers", "in all", "µs per row", "ELBO (nats)", "gap", "held-out", ""):
-        table.add_column(name, justify="right" if name else "left")
+    names = ("layers", "in all", "µs per row", "ELBO (nats)", "gap", "held-out", "")
+    table = titled_table("Allocations of inducing points to layers", *names)
     for each in allocations:
         total, selected = sum(each["points"]), each["points"] == choice.get("layers")
         table.add_row(
@@ -229,10 +225,10 @@ def resize(
     settings = {"command": command if before is None else f"{before} && {command}"}
     smaller = fitted.resized(points, settings=settings)
     smaller.save(output)
-    from winnowgp.cli.summary import as_json, print_summary
+    from winnowgp.cli.summary import print_summary, summary_json
 
     if json:
-        typer.echo(as_json(smaller.summary, file=str(output)))
+        print_json(summary_json(smaller.summary, file=str(output)))
     elif not quiet:
         print_summary(smaller.summary)
         typer.echo(f"model: {output}")
@@ -245,8 +241,6 @@ def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
     estimator = model.estimator
     models = [estimator.resized(points) for points in model.summary["choice"]["sizes"]]
     if json:
-        import json as to_json
-
         rows = [
             {
                 "inducing_points": total_points(each),
@@ -255,14 +249,14 @@ def _list_sizes(model: "TabularModel", *, quiet: bool, json: bool) -> None:
             }
             for each in models
         ]
-        typer.echo(to_json.dumps({"available": rows}))
+        print_json({"available": rows})
     elif not quiet:
         from rich.console import Console
-        from rich.table import Table
 
-        table = Table(title="Models in the file", title_justify="left")
-        for name in ("inducing points", "ELBO (nats)", "gap per observation (nats)"):
-            table.add_column(name, justify="right")
+        from winnowgp.cli.summary import titled_table
+
+        names = ("inducing points", "ELBO (nats)", "gap per observation (nats)")
+        table = titled_table("Models in the file", *names)
         for each in models:
             points, layers = str(total_points(each)), each.n_inducing_
             if isinstance(layers, tuple):

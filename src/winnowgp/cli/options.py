@@ -100,6 +100,13 @@ def check_columns(data: Path, used: Mapping[str, Sequence[str]], *, encoding: st
         table.require_columns(names, argument=option)
 
 
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON."""
+    import json
+
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 digest of a file, by which a model knows the file it was fitted to."""
     with path.open("rb") as file:

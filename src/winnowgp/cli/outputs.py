@@ -1,6 +1,5 @@
 """Models of several targets on the command line: their fit, summary, quality and frontier."""
 
-import json as json_format
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from winnowgp.cli.options import with_options
+from winnowgp.cli.options import print_json, with_options
 from winnowgp.errors import InputError
 
 _LIKELIHOODS = (
@@ -93,7 +92,7 @@ def update_outputs(
             "log_density_before": result.density_before,
             "log_density": result.density,
         }
-        typer.echo(json_format.dumps(values))
+        print_json(values)
     elif not quiet:
         held = f", after {result.held_out} of them were held out" if result.held_out else ""
         typer.echo(f"new rows: {result.rows} learnt{held}")
@@ -191,7 +190,7 @@ def print_outputs(
         }
         if details:
             content["settings"] = model.settings
-        typer.echo(json_format.dumps(content, ensure_ascii=False))
+        print_json(content)
         return
     from rich.console import Console
     from rich.table import Table
@@ -266,13 +265,12 @@ def print_output_quality(quality: Mapping[str, Mapping[str, float]], *, title: s
     if not quality:
         return
     from rich.console import Console
-    from rich.table import Table
 
+    from winnowgp.cli.summary import titled_table
     from winnowgp.report.summary import rounded
 
-    table = Table(title=title, title_justify="left")
-    for name in ("target", "rows", "RMSE", "R²", "log density (nats)"):
-        table.add_column(name, justify="left" if name == "target" else "right")
+    names = ("target", "rows", "RMSE", "R²", "log density (nats)")
+    table = titled_table(title, *names, left="target")
     for target, scores in quality.items():
         values = [rounded(scores[n]) if n in scores else "" for n in ("rmse", "r2", "log_density")]
         # Files of earlier versions do not have the number of rows.

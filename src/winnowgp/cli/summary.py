@@ -1,6 +1,5 @@
 """What commands show: progress bars, and summaries of models."""
 
-import json
 from math import isfinite
 from typing import TYPE_CHECKING, Any, final
 
@@ -123,60 +122,57 @@ _KINDS = {"number": "number", "date": "date", "category": "category"}
 _MAX_COLUMNS = 40
 
 
-def as_json(summary: Summary, *, file: str) -> str:
-    """Return the summary of a model as one JSON object."""
+def summary_json(summary: Summary, *, file: str) -> dict[str, Any]:
+    """Return what `--json` prints of the summary of a model."""
     choice = summary["choice"]
     quality = summary["quality"]
-    return json.dumps(
-        {
-            "file": file,
-            "target": summary["target"],
-            "task": summary["task"],
-            "classes": summary["classes"],
-            "rows": summary["rows"],
-            "train_rows": summary["train_rows"],
-            "inputs": [
-                {
-                    "name": c["name"],
-                    "kind": c["kind"],
-                    "relevance": c["relevance"],
-                    "missing": c["missing"],
-                    "note": c.get("note", ""),
-                }
-                for c in summary["columns"]
-            ],
-            "ignored_columns": summary.get("ignored", []),
-            "inducing_points": choice["points"],
-            "layer_inducing_points": choice.get("layers"),
-            "allocations": choice.get("allocations"),
-            "shallow_comparison": choice.get("shallow"),
-            "noise_inducing_points": choice.get("noise_points"),
-            "hyper_posteriors": choice.get("hyper_posteriors"),
-            "constant_weight": choice.get("constant_weight"),
-            "subset_posterior": choice.get("subset_posterior"),
-            "goal": choice["asked"],
-            "alpha": choice["alpha"],
-            "elbo_nats": choice["bound"],
-            "kernel": choice["kernel"],
-            "kernel_evidence_nats_per_observation": choice["kernel_evidence"],
-            "log_evidence_nats": choice["evidence"],
-            "log_evidence_method": choice["evidence_method"],
-            "kl_nats": choice["kl"],
-            "elbo_gap_nats_per_observation": choice["elbo_gap"],
-            "predictive_gap_nats_per_observation": choice["predictive_gap"],
-            "predictive_gap_standard_error": choice["predictive_gap_se"],
-            "growth_limit": choice["growth_limit"],
-            "last_doubling_gain_nats_per_observation": choice["last_gain"],
-            "available_sizes": choice["sizes"],
-            "resized_from": choice["resized_from"],
-            "held_out": None if quality is None else held_out_json(quality),
-            "alarms": summary["alarms"],
-            "importance": summary["importance"],
-            "timings": summary["timings"],
-            "settings": summary["settings"],
-        },
-        ensure_ascii=False,
-    )
+    return {
+        "file": file,
+        "target": summary["target"],
+        "task": summary["task"],
+        "classes": summary["classes"],
+        "rows": summary["rows"],
+        "train_rows": summary["train_rows"],
+        "inputs": [
+            {
+                "name": c["name"],
+                "kind": c["kind"],
+                "relevance": c["relevance"],
+                "missing": c["missing"],
+                "note": c.get("note", ""),
+            }
+            for c in summary["columns"]
+        ],
+        "ignored_columns": summary.get("ignored", []),
+        "inducing_points": choice["points"],
+        "layer_inducing_points": choice.get("layers"),
+        "allocations": choice.get("allocations"),
+        "shallow_comparison": choice.get("shallow"),
+        "noise_inducing_points": choice.get("noise_points"),
+        "hyper_posteriors": choice.get("hyper_posteriors"),
+        "constant_weight": choice.get("constant_weight"),
+        "subset_posterior": choice.get("subset_posterior"),
+        "goal": choice["asked"],
+        "alpha": choice["alpha"],
+        "elbo_nats": choice["bound"],
+        "kernel": choice["kernel"],
+        "kernel_evidence_nats_per_observation": choice["kernel_evidence"],
+        "log_evidence_nats": choice["evidence"],
+        "log_evidence_method": choice["evidence_method"],
+        "kl_nats": choice["kl"],
+        "elbo_gap_nats_per_observation": choice["elbo_gap"],
+        "predictive_gap_nats_per_observation": choice["predictive_gap"],
+        "predictive_gap_standard_error": choice["predictive_gap_se"],
+        "growth_limit": choice["growth_limit"],
+        "last_doubling_gain_nats_per_observation": choice["last_gain"],
+        "available_sizes": choice["sizes"],
+        "resized_from": choice["resized_from"],
+        "held_out": None if quality is None else held_out_json(quality),
+        "alarms": summary["alarms"],
+        "importance": summary["importance"],
+        "timings": summary["timings"],
+        "settings": summary["settings"],
+    }
 
 
 def held_out_json(quality: Quality) -> dict[str, Any]:
@@ -188,11 +184,17 @@ def held_out_json(quality: Quality) -> dict[str, Any]:
     }
 
 
+def titled_table(title: str, *names: str, left: str = "") -> Table:
+    """Return a table without rows, whose columns are aligned to the right except for one."""
+    table = Table(title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name == left else "right")
+    return table
+
+
 def print_quality(quality: Quality, *, title: str) -> None:
     """Print the metrics beside those of a constant prediction."""
-    scores = Table(title=title, title_justify="left")
-    for name in ("", "model", "constant"):
-        scores.add_column(name, justify="left" if not name else "right")
+    scores = titled_table(title, "", "model", "constant")
     for metric in quality["metrics"]:
         scores.add_row(metric["name"], rounded(metric["value"]), rounded(metric["baseline"]))
     for level, share in quality["coverage"]:

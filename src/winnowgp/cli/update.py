@@ -1,6 +1,5 @@
 """`winnow update`: learn from more rows, without those that the model was fitted to."""
 
-import json as json_format
 import shlex
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from winnowgp.cli.options import (
     check_rereadable,
     checked_output,
     file_digest,
+    print_json,
 )
 from winnowgp.cli.outputs import refuse_single_target_options, update_outputs
 from winnowgp.errors import InputError
@@ -127,7 +127,7 @@ def update(
     )
     result.model.save(output)
     if json:
-        typer.echo(json_format.dumps(_as_json(result, output)))
+        print_json(_as_json(result, output))
     elif not quiet:
         _print(result, output)
 

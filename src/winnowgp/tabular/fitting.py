@@ -31,7 +31,6 @@ from winnowgp.tabular.quality import classification_quality, regression_quality
 from winnowgp.tabular.reading import Reading, TableRows, read_rows
 from winnowgp.tabular.splits import copied_rows_warning
 from winnowgp.tabular.targets import likelihood_for
-from winnowgp.tabular.training_history import TrainingHistory, training_summary
 from winnowgp.training.callbacks import Callbacks, as_callbacks
 
 # The values of options that deep models accept; other options are not restricted.
@@ -183,7 +182,7 @@ def fit_table(
         expression = "rbf" if kernel == AUTO else kernel
         others = {**shallow, **options, "noise_column": noise_column}
         made = _deep_estimator(task, layers, kernel, likelihood=likelihood, options=others)
-    history = TrainingHistory()
+    history = table_summary.TrainingHistory()
     estimator = made(
         random_state=seed,
         device=device,
@@ -241,7 +240,7 @@ def fit_table(
         "importance": lost,
         "effects": curves,
         "terms": terms,
-        "training": training_summary(history, estimator, encoder, relevant),
+        "training": table_summary.training_summary(history, estimator, encoder, relevant),
         "timings": {"fit_s": seconds, "predict_us": table_summary.predict_us(estimator, X)},
         "settings": {
             "winnowgp": __version__,
