@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from helpers.short_fits import short_shallow_starts
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators import deep, deep_training
+from winnowgp.estimators import deep_training
 from winnowgp.models.deep_costs import prediction_prices
 
 pytestmark = pytest.mark.usefixtures("short_shallow")
@@ -163,7 +163,7 @@ def test_max_predict_us_limits_the_points_of_all_layers(monkeypatch: pytest.Monk
         assert samples == 64
         return sizes[0] + 10.0 * sizes[1]
 
-    monkeypatch.setattr(deep, "deep_predict_us", clock)
+    monkeypatch.setattr(deep_training, "deep_predict_us", clock)
     X, y = steps(30)
     short = {"epochs": (5, 15, 5), "n_candidates": 8}
     first, second = regressor(max_predict_us=36.0, **short).fit(X, y).n_inducing_
