@@ -9,14 +9,14 @@ on this objective). Double precision.
     python gpytorch_sgpr.py --data-dir DIR --dataset concrete --points 64 --out results.jsonl
 """
 
-import argparse
-import json
+from sweeps import STARTS, Problem, parser_of, sweep
+
+# isort: split
+# The number of threads is set.
 import time
-from pathlib import Path
 
 import gpytorch
 import torch
-from gpytorch_svgp import STARTS, Problem, load_problem
 from linear_operator.utils.errors import NanError, NotPSDError
 
 RATE = 0.05
@@ -77,38 +77,11 @@ def fit(problem: Problem, *, M: int, start: str, seed: int, steps: int) -> dict:
 
 def main() -> None:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of DATASET.csv.gz")
-    parser.add_argument("--dataset", required=True)
-    parser.add_argument("--rows", type=int, help="use so many rows at most")
-    parser.add_argument("--start", choices=sorted(STARTS), default="kmeans")
-    parser.add_argument("--points", default="64", help="comma-separated M")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of the start")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="Adam steps")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    problem = load_problem(
-        arguments.data_dir, arguments.dataset, seed=arguments.seed, rows=arguments.rows
-    )
-    for M in map(int, arguments.points.split(",")):
-        row = {
-            "dataset": arguments.dataset,
-            "peer": "gpytorch-sgpr",
-            "version": gpytorch.__version__,
-            "start": arguments.start,
-            "M": M,
-            "seed": arguments.seed,
-            "n_train": len(problem.y),
-        } | fit(
-            problem,
-            M=M,
-            start=arguments.start,
-            seed=arguments.seed,
-            steps=arguments.steps,
-        )
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    sweep(arguments, "gpytorch-sgpr", gpytorch.__version__, fit, steps=arguments.steps)
 
 
 if __name__ == "__main__":
