@@ -27,7 +27,6 @@ import os
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from winnowgp.experiments.runs import Runs
 FOLDER = RESULTS / "right_number"
 """Folder of the result files, if `--folder` is not given."""
 EXACT_ROWS = {"cpu": 3000, "cuda": 20_000}
-"""Rows up to which the exact GP is fitted, if `--exact-rows` is not given."""
+"""Rows up to which the exact GP is fitted, by device."""
 
 
 def runs_of(part: str, folder: Path) -> Runs:
@@ -65,7 +64,7 @@ def latest_rows(part: str, folder: Path) -> list[Row]:
     return list(rows.values())
 
 
-def pending(arguments: argparse.Namespace, exact_rows: int) -> list[Settings]:
+def pending(arguments: argparse.Namespace) -> list[Settings]:
     """Return the settings of the fits that are to run, those of few rows first."""
     chosen: list[Settings] = []
     for part in arguments.what:
@@ -77,35 +76,30 @@ def pending(arguments: argparse.Namespace, exact_rows: int) -> list[Settings]:
             seeds=arguments.seeds,
             device=arguments.device,
             only=[name for name in arguments.only.split(",") if name],
-            exact_rows=exact_rows,
+            exact_rows=EXACT_ROWS[arguments.device],
         )
-        low, high = arguments.min_rows, arguments.max_rows or inf
-        settings = [case for case in settings if low <= case["rows"] <= high]
-        settings = settings[: arguments.limit]
-        if arguments.tolerance is not None:
-            settings = [{**case, "tolerance": arguments.tolerance} for case in settings]
         done = {
             key(row["settings"])
             for row in latest_rows(part, arguments.folder)
             if "error" not in row
         }
-        left = [s for s in settings if arguments.again or key(s) not in done]
+        left = [s for s in settings if key(s) not in done]
         print(f"{part}: {len(left)} of {len(settings)} fits to run")
         chosen += left
     return sorted(chosen, key=lambda settings: settings["rows"])
 
 
-def _work(settings: Settings, exact_rows: int, threads: int, results: Connection) -> None:
+def _work(settings: Settings, results: Connection) -> None:
     """Run one fit in this process, and send its row."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
-        results.send(run_fit(settings, exact_rows=exact_rows))
+        results.send(run_fit(settings, exact_rows=EXACT_ROWS[settings["device"]]))
     except Exception as error:
         trace = traceback.format_exc(limit=-3)
         results.send({"error": f"{type(error).__name__}: {error}", "traceback": trace})
 
 
-def in_process(settings: Settings, *, exact_rows: int, threads: int, deadline: float) -> Row | None:
+def in_process(settings: Settings, *, deadline: float) -> Row | None:
     """Run one fit in a new process and return its row; None if it is too late to start.
 
     A process that is killed, such as one without memory, costs its own fit only.
@@ -114,7 +108,7 @@ def in_process(settings: Settings, *, exact_rows: int, threads: int, deadline: f
         return None
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(settings, exact_rows, threads, sender))
+    process = context.Process(target=_work, args=(settings, sender))
     process.start()
     sender.close()
     try:
@@ -128,23 +122,15 @@ def in_process(settings: Settings, *, exact_rows: int, threads: int, deadline: f
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the fits that have no row yet, and append a row as each of them ends."""
-    exact_rows = arguments.exact_rows or EXACT_ROWS[arguments.device]
     deadline = time.monotonic() + 60 * arguments.minutes
     # Read by the libraries when the processes of the fits load them.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(arguments.threads)
-    torch.set_num_threads(arguments.threads)
-    fits, ended, late = pending(arguments, exact_rows), 0, 0
+        os.environ[name] = "1"
+    torch.set_num_threads(1)
+    fits, ended, late = pending(arguments), 0, 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
         futures = {
-            pool.submit(
-                in_process,
-                settings,
-                exact_rows=exact_rows,
-                threads=arguments.threads,
-                deadline=deadline,
-            ): settings
-            for settings in fits
+            pool.submit(in_process, settings, deadline=deadline): settings for settings in fits
         }
         for future in as_completed(futures):
             settings, row = futures[future], future.result()
@@ -174,16 +160,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
-    parser.add_argument("--threads", type=int, default=1, help="threads of each fit")
     parser.add_argument("--only", default="", help="names of tables or draws, comma-separated")
-    parser.add_argument("--min-rows", type=int, default=0, help="fits of at least so many rows")
-    parser.add_argument("--max-rows", type=int, help="fits of at most so many rows")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the result files")
-    parser.add_argument("--limit", type=int, help="the first fits of each part only")
-    parser.add_argument("--tolerance", type=float, help="tolerance of the fits; the default one")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no fits after this time")
-    parser.add_argument("--exact-rows", type=int, help="largest number of rows of an exact GP")
-    parser.add_argument("--again", action="store_true", help="repeat fits that have a row")
     parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
     arguments = parser.parse_args()
     if not arguments.summary:
