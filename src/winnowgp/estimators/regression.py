@@ -334,15 +334,17 @@ class SparseGPRegressor(StreamingRegressor):
         self, result: FitResult[Any], data: Source, params: validation.Parameters
     ) -> FitResult[Any]:
         outliers = params.robust and result.constant_gain > OUTLIER_GAIN
-        if params.hyper != "laplace" and not outliers:
-            return result
-        # Few rows: all processes have all of them.
-        own = [rows.to(torch.device("cpu")) for rows in data.chunks(MOST_ROWS)]
-        parts = data.process_group.all_gather(own)
-        rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
-        if outliers:
-            return with_constant(result, rows)
-        return with_uncertain_hyperparameters(result, rows, generator=params.generator)
+        if outliers or params.hyper == "laplace":
+            # Few rows: all processes have all of them.
+            own = [rows.to(torch.device("cpu")) for rows in data.chunks(MOST_ROWS)]
+            parts = data.process_group.all_gather(own)
+            rows = Dataset.joined([rows for part in parts for rows in part]).to(params.device)
+            if outliers:
+                result = with_constant(result, rows)
+            else:
+                generator = params.generator
+                result = with_uncertain_hyperparameters(result, rows, generator=generator)
+        return super()._after_training(result, data, params)
 
     def _collapsed(self, params: validation.Parameters) -> bool:
         gaussian = self.likelihood in ("gaussian", validation.HETEROSCEDASTIC)

@@ -21,7 +21,7 @@ from torch import Tensor
 from winnowgp import training
 from winnowgp.bounds.evidence import Evidence
 from winnowgp.data import Source
-from winnowgp.data.distributed import SINGLE_PROCESS, ProcessGroup
+from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP, check_kernel_columns
 from winnowgp.estimators.kernels import (
@@ -262,19 +262,13 @@ class SparseEstimator(BaseGP, ABC):
         check_subset_posterior(params, getattr(self, "likelihood", None))
         self._check_warm_start(params)
 
-    def _train(
-        self,
-        data: Any,
-        params: Parameters,
-        *,
-        identity: Mapping[str, Any],
-        process_group: ProcessGroup = SINGLE_PROCESS,
+    def _after_training(
+        self, result: training.FitResult[Any], data: Source, params: Parameters
     ) -> training.FitResult[Any]:
-        result = super()._train(data, params, identity=identity, process_group=process_group)
         if params.posterior == "mean-field":
             return result
         return with_subset_posterior(
-            result, data.to(params.device), kind=params.posterior, generator=params.generator
+            result, data, kind=params.posterior, generator=params.generator
         )
 
     def _check_warm_start(self, params: Parameters) -> None:
