@@ -11,7 +11,7 @@ import pytest
 import winnowgp
 from helpers.short_fits import short_process_fits
 from winnowgp.cli.app import run
-from winnowgp.cli.outputs import target_likelihoods
+from winnowgp.cli.options import target_likelihoods
 from winnowgp.errors import (
     ExtrapolationWarning,
     FewRowsWarning,

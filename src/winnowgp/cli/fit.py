@@ -22,9 +22,6 @@ from winnowgp.cli.options import (
     is_main_process,
     launched,
     print_json,
-)
-from winnowgp.cli.outputs import (
-    fit_outputs,
     refuse_single_target_options,
     several_likelihoods,
     target_likelihoods,
@@ -343,6 +340,8 @@ def fit(
         }
         if decimal != "auto":
             options["settings"]["decimal"] = decimal
+        from winnowgp.cli.outputs import fit_outputs
+
         fit_outputs(table, target, output, folds=cv, quiet=quiet, json=json, **options)
         return
     options |= {

@@ -1,6 +1,6 @@
 """Models of several targets on the command line: their fit, summary, quality and frontier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +9,6 @@ import typer
 
 from winnowgp.cli.options import print_json, with_options
 from winnowgp.errors import InputError
-
-_LIKELIHOODS = (
-    "gaussian",
-    "student-t",
-    "laplace",
-    "poisson",
-    "negative-binomial",
-    "beta",
-    "bernoulli",
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,60 +94,6 @@ def update_outputs(
                 f"{result.density:.4g} now (nats per target)"
             )
         typer.echo(f"model: {output}")
-
-
-def target_likelihoods(options: Sequence[str], targets: Sequence[str]) -> dict[str, str]:
-    """Return the likelihood of each target from `--likelihood NAME` and `TARGET=NAME`.
-
-    >>> target_likelihoods(["poisson", "b=beta"], ["a", "b"])
-    {'a': 'poisson', 'b': 'beta'}
-    """
-    twice = [name for number, name in enumerate(targets) if name in targets[:number]]
-    if twice:
-        raise InputError(f"`--target` has {twice[0]!r} twice; give each target once.")
-    everywhere = [option for option in options if "=" not in option]
-    if len(everywhere) > 1:
-        raise InputError(
-            f"`--likelihood` of all targets was given twice, {' and '.join(everywhere[:2])}; give "
-            "one, or one for each target: `--likelihood TARGET=NAME`."
-        )
-    chosen = dict.fromkeys(targets, everywhere[0] if everywhere else "auto")
-    named: set[str] = set()
-    for option in options:
-        target, equal, name = option.rpartition("=")
-        if equal and target in named:
-            raise InputError(f"`--likelihood` of {target!r} was given twice; give one of them.")
-        if equal and target not in chosen:
-            raise InputError(
-                f"`--likelihood TARGET=NAME` must name a target, {', '.join(targets)}; got "
-                f"{target!r}."
-            )
-        if equal:
-            named.add(target)
-            chosen[target] = name
-    return chosen
-
-
-def several_likelihoods(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return likelihoods that several targets can have; auto is Gaussian noise."""
-    for target, name in chosen.items():
-        if name not in ("auto", *_LIKELIHOODS):
-            raise InputError(
-                f"`--likelihood` of several targets must be one of {', '.join(_LIKELIHOODS)}; got "
-                f"{name!r} for {target!r}."
-            )
-    return {target: "gaussian" if name == "auto" else name for target, name in chosen.items()}
-
-
-def refuse_single_target_options(defaults: Mapping[str, bool]) -> None:
-    """Raise an error if an option of models of one target was given.
-
-    Args:
-        defaults: whether each option has its default.
-    """
-    for option, is_default in defaults.items():
-        if not is_default:
-            raise InputError(f"`{option}` is for models of one target; leave it out.")
 
 
 def print_outputs(

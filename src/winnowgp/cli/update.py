@@ -17,8 +17,9 @@ from winnowgp.cli.options import (
     checked_output,
     file_digest,
     print_json,
+    refuse_single_target_options,
 )
-from winnowgp.cli.outputs import refuse_single_target_options, update_outputs
+from winnowgp.cli.outputs import update_outputs
 from winnowgp.errors import InputError
 
 if TYPE_CHECKING:
