@@ -11,8 +11,8 @@ import pytest
 
 from helpers import shared_work
 from helpers.forks import Forks
-from helpers.launched import SHARED_WORK, torchrun
 from helpers.shared_rows import sums
+from helpers.shared_work import SHARED_WORK, torchrun
 from helpers.short_fits import short_fits
 from winnowgp import load
 from winnowgp.data import read_table

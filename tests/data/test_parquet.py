@@ -10,8 +10,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from helpers.parquet_files import spoil
-from helpers.source_problems import CHOICE, N, Y, folder_of_files, row_groups
+from helpers.source_problems import CHOICE, N, Y, folder_of_files, row_groups, spoil
 from winnowgp.data import Dataset, ParquetSource
 from winnowgp.data.parquet import ParquetFile
 from winnowgp.errors import InputError

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from helpers.parquet_files import spoil, write_row_groups
+from helpers.source_problems import spoil, write_row_groups
 from winnowgp.data import DataTable, read_blocks, read_table
 from winnowgp.data.out_of_core import rechunk
 from winnowgp.errors import InputError, RowIndexWarning

@@ -9,6 +9,7 @@ started, then calls the functions, and writes the value of each to a file in the
 import json
 import os
 import socket
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,9 +21,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import winnowgp
 from helpers.forks import Fork, returned
 from helpers.short_fits import short_fits
 from winnowgp.data.distributed import ProcessGroup
+
+SHARED_WORK = __file__
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def torchrun(
+    *arguments: str,
+    processes: int,
+    restarts: int = 0,
+    folder: Path,
+) -> subprocess.CompletedProcess[str]:
+    """Run torchrun; `arguments` are a script or a module with its arguments.
+
+    Args:
+        folder: where it is run.
+    """
+    # The package under test, whatever the working directory.
+    package = str(Path(winnowgp.__file__).parents[1])
+    tests = str(Path(__file__).parents[1])
+    options = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    return subprocess.run(
+        [*TORCHRUN, *options, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([package, tests])},
+    )
 
 
 def together(work: Callable[[ProcessGroup], Any], of: int) -> list[Any]:

@@ -1,13 +1,14 @@
-"""The rows of the source tests, and the files they are written to."""
+"""The rows of the source tests, and the files they are written to, some of them damaged."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
+from pyarrow import parquet
 
-from helpers.parquet_files import write_row_groups
 from winnowgp.data import Dataset
 
 N, D, P = 103, 3, 2
@@ -46,3 +47,23 @@ def batches() -> Iterator[tuple[Any, Any]]:
     for start, stop in ((0, 40), (40, 41), (41, 41), (41, 90)):
         yield X[start:stop], Y[start:stop]
     yield torch.tensor(X[90:]), torch.tensor(Y[90:])
+
+
+def write_row_groups(path: Path, columns: dict[str, Any], sizes: list[int]) -> Path:
+    """Write the columns in row groups of these sizes."""
+    whole = pyarrow.table(columns)
+    with parquet.ParquetWriter(path, whole.schema) as writer:
+        start = 0
+        for size in sizes:
+            writer.write_table(whole.slice(start, size))
+            start += size
+    return path
+
+
+def spoil(path: Path, *, group: int, column: int) -> None:
+    """Overwrite one column of one row group with invalid bytes."""
+    chunk = parquet.ParquetFile(path).metadata.row_group(group).column(column)
+    content = bytearray(path.read_bytes())
+    size, start = chunk.total_compressed_size, chunk.dictionary_page_offset
+    content[start : start + size] = b"\xff" * size
+    path.write_bytes(bytes(content))

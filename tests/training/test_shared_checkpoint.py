@@ -8,8 +8,7 @@ import pytest
 
 from helpers import shared_checkpoints as work
 from helpers.forks import Forks
-from helpers.launched import SHARED_WORK, torchrun
-from helpers.shared_work import together
+from helpers.shared_work import SHARED_WORK, together, torchrun
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 

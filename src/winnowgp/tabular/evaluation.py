@@ -22,8 +22,7 @@ from winnowgp.tabular.quality import (
     BINS,
     MOST_RESIDUALS,
     class_densities,
-    classification_quality,
-    regression_quality,
+    held_out_quality,
 )
 from winnowgp.tabular.splits import cross_validation_splits, random_split_warning
 from winnowgp.tabular.table_summary import alarm_summary
@@ -49,10 +48,8 @@ def evaluate_model(model: TabularModel, table: TableLike) -> Quality:
         raise InputError(f"an evaluation needs at least 2 rows with a target; got {rows.N}.")
     X, y = model.encoder.encode(rows), observed_targets(model, rows)
     _warn_of_extrapolation(model, rows, X)
-    if isinstance(model.estimator, ClassTargets):
-        return classification_quality(model.estimator, X, y, train_labels=y)
     noise = model.noise_variance(rows)
-    return regression_quality(model.estimator, X, y, y_train=y, noise_variance=noise)
+    return held_out_quality(model.estimator, X, y, y_train=y, noise_variance=noise)
 
 
 @final

@@ -16,18 +16,18 @@ from winnowgp.data.distributed import ProcessGroup
 from winnowgp.data.sharding import ShardedSource
 from winnowgp.data.tables import TableLike
 from winnowgp.errors import FitWarning, InputError, WorseThanConstantWarning
-from winnowgp.estimators.classification import ClassTargets, SparseGPClassifier
+from winnowgp.estimators.classification import SparseGPClassifier
 from winnowgp.estimators.deep import DeepGPClassifier, DeepGPRegressor
 from winnowgp.estimators.kernels import AUTO, parse_kernel
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.estimators.rows import tensor
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, CheckpointLike
-from winnowgp.report.summary import Quality, Summary, counted
+from winnowgp.report.summary import Summary, counted
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.diagnostics import diagnose, recorded_alarms, table_columns
 from winnowgp.tabular.effects import importance, relevances
 from winnowgp.tabular.model import TabularModel
-from winnowgp.tabular.quality import classification_quality, regression_quality
+from winnowgp.tabular.quality import held_out_quality
 from winnowgp.tabular.reading import Reading, TableRows, read_rows
 from winnowgp.tabular.splits import copied_rows_warning
 from winnowgp.tabular.targets import likelihood_for
@@ -216,6 +216,10 @@ def fit_table(
     ]
     held_out = (X[test], rows.y[test]) if len(test) else None
     lost = importance(estimator, encoder, *held_out) if held_out and len(test) > 1 else None
+    quality = None
+    if held_out is not None:
+        known = rows.known_noise(test)
+        quality = held_out_quality(estimator, *held_out, y_train=rows.y[train], **known)
     ranked = table_summary.ranked_columns(encoder, summaries, X, lost)
     curves, terms = table_summary.effects(estimator, encoder, ranked, name)
     summary: Summary = {
@@ -236,7 +240,7 @@ def fit_table(
             estimator, len(train), asked=_described_goal(goal), kernel=name, held_out=held_out
         ),
         "alarms": [table_summary.alarm_summary(alarm) for alarm in alarms],
-        "quality": _quality(rows, estimator, X),
+        "quality": quality,
         "importance": lost,
         "effects": curves,
         "terms": terms,
@@ -344,16 +348,6 @@ def _deep_estimator(
             "`layers` out."
         )
     return partial(DeepGPRegressor, layers, kernel=kernel, likelihood=likelihood, **goal)
-
-
-def _quality(rows: TableRows, estimator: Any, X: NDArray[np.float64]) -> Quality | None:
-    y, train, test = rows.y, rows.train, rows.test
-    if not len(test):
-        return None
-    if isinstance(estimator, ClassTargets):
-        return classification_quality(estimator, X[test], y[test], train_labels=y[train])
-    noise = rows.known_noise(test)
-    return regression_quality(estimator, X[test], y[test], y_train=y[train], **noise)
 
 
 def _check_noise_column(

@@ -151,6 +151,26 @@ def predictive(model: Regressor, X: Any, *, noise_variance: Any = None) -> Predi
     return Predictive(mean, sd, parts, weights, model._y_scaler)
 
 
+def held_out_quality(
+    model: TableEstimator,
+    X: Values,
+    y: NDArray[Any],
+    *,
+    y_train: NDArray[Any],
+    noise_variance: Values | None = None,
+) -> Quality:
+    """Return the quality of a model on held-out rows, beside that of a constant.
+
+    Args:
+        y: targets of the rows, numbers or labels.
+        y_train: those of the training rows, which determine the constant.
+        noise_variance: known noise variances of the rows, if there are any.
+    """
+    if isinstance(model, ClassTargets):
+        return classification_quality(model, X, y, train_labels=y_train)
+    return regression_quality(model, X, y, y_train=y_train, noise_variance=noise_variance)
+
+
 def regression_quality(
     model: Regressor,
     X: Values,

@@ -23,7 +23,7 @@ from winnowgp.report.summary import ColumnSummary, Summary
 from winnowgp.tabular import table_summary
 from winnowgp.tabular.evaluation import labelled_rows, observed_targets
 from winnowgp.tabular.model import TabularModel
-from winnowgp.tabular.quality import class_densities, classification_quality, regression_quality
+from winnowgp.tabular.quality import class_densities, held_out_quality
 from winnowgp.tabular.splits import Split, held_out_split
 
 # Ranges of a column by which its median may lie outside before it is taken for another unit; also
@@ -144,7 +144,7 @@ def update_table(
         density, density_before = (
             _density(each, X[test], y[test], known) for each in (compared, before)
         )
-        summary["quality"] = _quality(compared, X[test], y[test], y[train], known)
+        summary["quality"] = held_out_quality(compared, X[test], y[test], y_train=y[train], **known)
     return TableUpdate(
         model=replace(model, estimator=estimator, summary=summary),
         rows=rows.N,
@@ -269,14 +269,6 @@ def _density(
     if isinstance(estimator, ClassTargets):
         return float(class_densities(estimator, X, y).mean())
     return float(np.mean(estimator.log_density(X, y, **known)))
-
-
-def _quality(
-    estimator: Any, X: NDArray[Any], y: NDArray[Any], y_train: NDArray[Any], known: dict[str, Any]
-) -> Any:
-    if isinstance(estimator, ClassTargets):
-        return classification_quality(estimator, X, y, train_labels=y_train)
-    return regression_quality(estimator, X, y, y_train=y_train, **known)
 
 
 def check_categories(encoder: TableEncoder, rows: DataTable) -> None:
