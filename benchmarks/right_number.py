@@ -78,6 +78,8 @@ def pending(arguments: argparse.Namespace) -> list[Settings]:
             only=[name for name in arguments.only.split(",") if name],
             exact_rows=EXACT_ROWS[arguments.device],
         )
+        if arguments.tolerance is not None:
+            settings = [{**case, "tolerance": arguments.tolerance} for case in settings]
         done = {
             key(row["settings"])
             for row in latest_rows(part, arguments.folder)
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at the same time")
     parser.add_argument("--only", default="", help="names of tables or draws, comma-separated")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the result files")
+    parser.add_argument("--tolerance", type=float, help="tolerance of the fits; the default one")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no fits after this time")
     parser.add_argument("--summary", action="store_true", help="print the results and run nothing")
     arguments = parser.parse_args()

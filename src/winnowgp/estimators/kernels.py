@@ -156,7 +156,6 @@ def kernel_from(
     kernel: str | kernels.Kernel | KernelExpression,
     D: int,
     *,
-    columns: Mapping[str, Sequence[int]] | None = None,
     scale: Float[Tensor, " D"] | None = None,
     name: str = "kernel",
 ) -> kernels.Kernel:
@@ -169,7 +168,6 @@ def kernel_from(
 
     Args:
         kernel: a kernel string or its parsed expression, or a GPyTorch kernel.
-        columns: column numbers by column name.
         scale: the scale by which each column was divided, for periods.
         name: the argument that the kernel was passed as, for error messages.
 
@@ -190,7 +188,7 @@ def kernel_from(
                 _set_apart([k for k in component.kernels if isinstance(k, kernels.Kernel)])
         return copied
     if isinstance(kernel, str):
-        kernel = parse_kernel(kernel, D, columns=columns, name=name)
+        kernel = parse_kernel(kernel, D, name=name)
     if not isinstance(kernel, KernelExpression):
         names = (AUTO, *KERNEL_NAMES) if name == "kernel" else KERNEL_NAMES
         raise InputError(
@@ -450,17 +448,17 @@ def _built(expression: KernelExpression, D: int, scale: Tensor | None) -> kernel
 
 def _named_kernel(expression: NamedKernel, count: int) -> kernels.Kernel:
     name, columns = expression.name, expression.columns
-    if name == "rbf":
-        return kernels.RBFKernel(ard_num_dims=count, active_dims=columns)
-    if name == "rq":
-        return kernels.RQKernel(ard_num_dims=count, active_dims=columns)
-    if name == "periodic":
-        return kernels.PeriodicKernel(ard_num_dims=count, active_dims=columns)
-    if name == "linear":
-        return kernels.LinearKernel(ard_num_dims=count, active_dims=columns)
     if name == "constant":
         return kernels.ConstantKernel(active_dims=columns)
-    return kernels.MaternKernel(nu=_SMOOTHNESS[name], ard_num_dims=count, active_dims=columns)
+    if name in _SMOOTHNESS:
+        return kernels.MaternKernel(nu=_SMOOTHNESS[name], ard_num_dims=count, active_dims=columns)
+    kinds = {
+        "rbf": kernels.RBFKernel,
+        "rq": kernels.RQKernel,
+        "periodic": kernels.PeriodicKernel,
+        "linear": kernels.LinearKernel,
+    }
+    return kinds[name](ard_num_dims=count, active_dims=columns)
 
 
 def _column_scale(expression: NamedKernel, scale: Tensor | None) -> Tensor:
