@@ -179,10 +179,10 @@ def file_digest(path: Path) -> str:
 
 
 def load_table_model(path: Path) -> "TabularModel":
-    """Load a model that `winnow fit` wrote."""
-    from winnowgp import TabularModel, load
+    """Load a model of one target that `winnow fit` wrote."""
+    from winnowgp import TabularModel
 
-    model = load(_checked_file(path))
+    model = load_predictor(path)
     if not isinstance(model, TabularModel):
         raise _other_model(path, type(model).__name__)
     return model
