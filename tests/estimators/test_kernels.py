@@ -17,7 +17,7 @@ from helpers.short_fits import short_fits, shortest_fits
 from winnowgp import GPLVM, DeepGPRegressor, SparseGP, SparseGPRegressor
 from winnowgp.cli.app import run
 from winnowgp.errors import InputError
-from winnowgp.estimators.kernels import KERNEL_NAMES, kernel_from, parse_kernel
+from winnowgp.estimators.kernels import KERNEL_NAMES, KernelExpression, kernel_from, parse_kernel
 from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.tabular import export_numpy
 
@@ -47,8 +47,8 @@ def table(name: str, columns: list[int]) -> Tensor:
     return torch.tensor(rows).double()
 
 
-def evaluated(text: str, **words: Any) -> Tensor:
-    kernel = kernel_from(text, 4, **words).double()
+def evaluated(expression: str | KernelExpression) -> Tensor:
+    kernel = kernel_from(expression, 4).double()
     with torch.no_grad():
         diagonal = covariance(kernel, A, A).diagonal()
         torch.testing.assert_close(prior_variance(kernel, A), diagonal, atol=1e-6, rtol=1e-6)
@@ -81,9 +81,8 @@ EXPRESSIONS = {
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_sums_products_and_columns(text: str) -> None:
     columns = {"a": [0], "b": [1], "c d": [2], "e": [3]}
-    found = evaluated(text, columns=columns)
-    torch.testing.assert_close(found, EXPRESSIONS[text](), atol=1e-6, rtol=1e-6)
     expression = parse_kernel(text, 4, columns=columns)
+    torch.testing.assert_close(evaluated(expression), EXPRESSIONS[text](), atol=1e-6, rtol=1e-6)
     assert parse_kernel(str(expression), 4) == expression
 
 
