@@ -31,7 +31,17 @@ from winnowgp.models.fidelity_posterior import FidelityModel
 from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
 from winnowgp.models.observations import Prediction
 from winnowgp.selection import Frontier
-from winnowgp.training import FitResult, Schedule, fit
+from winnowgp.training import (
+    FitResult,
+    FixedAlpha,
+    Goal,
+    MaxCost,
+    MaxPoints,
+    MaxPredictTime,
+    Schedule,
+    Tolerance,
+    fit,
+)
 from winnowgp.training.callbacks import Callbacks
 from winnowgp.training.checkpoint import open_checkpoint
 from winnowgp.training.fingerprint import row_identity
@@ -287,6 +297,24 @@ class BaseGP(BaseEstimator, ABC):
             for (x, known), y in zip(chunks, targets_of, strict=True)
         ]
         return torch.cat(densities).cpu()
+
+
+def most_points(params: validation.Parameters) -> MaxPoints | None:
+    """Return the limit that `max_points` sets, if it does."""
+    return None if params.max_points is None else MaxPoints(params.max_points)
+
+
+def goal_within(
+    params: validation.Parameters,
+    limit: MaxPoints | MaxCost | MaxPredictTime | None,
+) -> Goal:
+    """Return the goal that `alpha` or `tolerance` sets within a limit, or the limit itself."""
+    if params.alpha is not None:
+        return FixedAlpha(params.alpha)
+    if params.tolerance is not None:
+        return Tolerance(params.tolerance, limit=limit)
+    assert limit is not None
+    return limit
 
 
 def total_points(estimator: Any) -> int:

@@ -12,9 +12,9 @@ from gpytorch.likelihoods import GaussianLikelihood, PoissonLikelihood, SoftmaxL
 
 from winnowgp.data import Dataset, Source
 from winnowgp.estimators import validation
+from winnowgp.estimators.base import goal_within
 from winnowgp.estimators.deep_shallow import has_shallow_start, with_shallow_top
 from winnowgp.estimators.kernels import kernel_from
-from winnowgp.estimators.selection import goal_within
 from winnowgp.models import DeepGP, deep_layers
 from winnowgp.models.deep_costs import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS

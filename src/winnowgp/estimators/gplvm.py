@@ -23,7 +23,7 @@ from winnowgp import training
 from winnowgp.data import MaskedMatrix, Source, Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import BaseGP, cpu_frontier, documented
+from winnowgp.estimators.base import BaseGP, cpu_frontier, documented, goal_within, most_points
 from winnowgp.estimators.gplvm_initialization import (
     initial_gplvm,
     is_closed_form,
@@ -31,7 +31,6 @@ from winnowgp.estimators.gplvm_initialization import (
     relevance,
 )
 from winnowgp.estimators.rows import dates_as_days, explained_inputs, tensor
-from winnowgp.estimators.selection import goal_within, most_points
 from winnowgp.models.gplvm import LatentModel
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import fill_with_observed

@@ -21,10 +21,9 @@ from winnowgp.data import Dataset, Source, Standardiser
 from winnowgp.data.distributed import ProcessGroup
 from winnowgp.errors import InputError, NoInducingPointsWarning
 from winnowgp.estimators import validation
-from winnowgp.estimators.base import check_kernel_columns
+from winnowgp.estimators.base import check_kernel_columns, goal_within, most_points
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.estimators.selection import goal_within, most_points
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior, greedy_variance
 from winnowgp.models.fidelity_posterior import (
     FidelityModel,

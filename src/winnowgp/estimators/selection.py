@@ -23,6 +23,7 @@ from winnowgp.errors import (
     InputError,
     NoInducingPointsWarning,
 )
+from winnowgp.estimators.base import goal_within, most_points
 from winnowgp.estimators.validation import HETEROSCEDASTIC, TOLERANCE, Parameters
 from winnowgp.models import MixturePosterior, greedy_variance
 from winnowgp.models.base import InducingModel
@@ -95,24 +96,6 @@ def selection_goal(
         return goal_within(params, most_points(params))
     assert isinstance(model, InducingModel)
     return goal_within(params, _fast_enough(model, data, params, log))
-
-
-def most_points(params: Parameters) -> training.MaxPoints | None:
-    """Return the limit that `max_points` sets, if it does."""
-    return None if params.max_points is None else training.MaxPoints(params.max_points)
-
-
-def goal_within(
-    params: Parameters,
-    limit: training.MaxPoints | training.MaxCost | training.MaxPredictTime | None,
-) -> training.Goal:
-    """Return the goal that `alpha` or `tolerance` sets within a limit, or the limit itself."""
-    if params.alpha is not None:
-        return training.FixedAlpha(params.alpha)
-    if params.tolerance is not None:
-        return training.Tolerance(params.tolerance, limit=limit)
-    assert limit is not None
-    return limit
 
 
 def _fast_enough(
