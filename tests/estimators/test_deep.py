@@ -156,6 +156,18 @@ def test_alpha_removes_points_in_more_rounds(given: dict[str, float], rounds: in
     assert phases.count("selection") == rounds
 
 
+@pytest.mark.parametrize(("few", "repeats"), [(30, 0), (29, 2)])
+def test_all_candidates_of_many_rows_are_trained_as_long_as_that_pays(
+    few: int, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deep, "FEW_ROWS", few)
+    monkeypatch.setitem(deep._STEPS, "fast", (2, 8, 2))
+    (X, y), phases = steps(30), []
+    options = {"epochs": None, "n_candidates": 8, "tolerance": 1e-6, "shallow_alternative": False}
+    regressor(callbacks=lambda progress: phases.append(progress.phase), **options).fit(X, y)
+    assert phases.count("pre-train") == (1 + repeats) * 8
+
+
 def test_max_predict_us_limits_the_points_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that costs one microsecond per point in the first layer and ten in the second."""
 

@@ -26,6 +26,7 @@ from winnowgp.estimators.base import (
 )
 from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep_shallow import (
+    FEW_ROWS,
     has_shallow_alternative,
     is_identity,
     with_shallow_alternative,
@@ -50,8 +51,9 @@ _PHASES = {
 _STEPS = {"fast": (100, 1000, 1000), "paper": (200, 1000, 500, 1500)}
 # Those of the fast schedule on a GPU, whose steps take a tenth of the time.
 _GPU_STEPS = (100, 3000, 3000)
-# Number of times that its steps with all candidates are repeated there, as long as that pays.
-_GPU_REPEATS = 2
+# Number of times that the steps with all candidates are repeated, as long as that pays: on a GPU,
+# and with many rows on a CPU, where kin8nm takes half a minute each.
+_REPEATS = 2
 # Rows of a minibatch by device.
 _BATCHES = {"cpu": 1024, "cuda": 8192}
 # Initial share of noise in the variance of the targets; with more, the first steps explain the
@@ -122,8 +124,9 @@ class DeepEstimator(BaseGP, ABC):
         schedule: "fast", or "paper" for the phases of the paper (needs a number for `alpha`).
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), on a GPU (100, 3000,
-            3000), where a `tolerance` repeats the second phase up to twice as long as that gains
-            more than it, and (200, 1000, 500, 1500) for the paper's schedule.
+            3000), and (200, 1000, 500, 1500) for the paper's schedule. By default and with a
+            `tolerance`, the second phase is repeated as long as that gains more than it, twice at
+            most, on a GPU and with more than 2,000 rows.
         batch_size: rows per step; all rows if None. "auto" is 1,024 on a CPU and 8,192 on a GPU,
             which takes about as long for them.
         samples: number of samples propagated per row in each step.
@@ -319,7 +322,7 @@ class DeepEstimator(BaseGP, ABC):
         if params.batch_size == "auto":
             params.batch_size = _BATCHES[params.device.type]
         on_gpu = params.device.type == "cuda" and params.schedule == "fast"
-        params.repeats = _GPU_REPEATS if on_gpu and params.epochs is None else 0
+        params.repeats = _REPEATS if params.schedule == "fast" and params.epochs is None else 0
         if params.epochs is None:
             params.epochs = _GPU_STEPS if on_gpu else _STEPS[params.schedule]
         params.epochs = validation.step_counts(
@@ -348,7 +351,8 @@ class DeepEstimator(BaseGP, ABC):
     def _training_schedule(
         self, model: DeepGP, data: Source, params: validation.Parameters
     ) -> Schedule:
-        del data
+        if params.device.type == "cpu" and data.N <= FEW_ROWS:
+            params.repeats = 0
         return deep_schedule(model, params)
 
     def _after_training(

@@ -38,9 +38,9 @@ from winnowgp.training.lbfgs import Stop
 from winnowgp.training.schedules import SizedDeepModel, draw_seed, training_context
 from winnowgp.training.scoring import optimise_evidence
 
-# Largest number of rows of which a shallow GP is a start, and all processes have all rows. Its
-# hyper-parameters are optimised again for a part of so few rows.
-_FEW_ROWS = 2000
+FEW_ROWS = 2000
+"""Largest number of rows of which a shallow GP is a start, and all processes have all rows. Its
+hyper-parameters are optimised again for a part of so few rows."""
 # Number of samples that the optimal q(u) of a last layer is computed with.
 _SITE_SAMPLES = 2
 # Prior variance of hidden functions about the identity.
@@ -65,13 +65,13 @@ def has_shallow_alternative(params: validation.Parameters, rows: Source) -> bool
         and all(limit is None for limit in limits)
         and can_be_shallow(params, rows)
         and params.shallow_alternative
-        and (rows.N <= _FEW_ROWS or rows.process_group.world_size == 1)
+        and (rows.N <= FEW_ROWS or rows.process_group.world_size == 1)
     )
 
 
 def has_shallow_start(params: validation.Parameters, rows: Source) -> bool:
     """Return whether a shallow GP of the rows is fitted for a start of a deep one."""
-    return params.tolerance is not None and rows.N <= _FEW_ROWS and can_be_shallow(params, rows)
+    return params.tolerance is not None and rows.N <= FEW_ROWS and can_be_shallow(params, rows)
 
 
 def can_be_shallow(params: validation.Parameters, rows: Source) -> bool:
@@ -165,7 +165,7 @@ def _compared(
     elbo_gain = (result.elbo - elbo) / rows.observations
     if elbo_gain <= 0 or rows.N < FEWEST_ROWS:
         return ShallowComparison("shallow", elbo_gain, None, None)
-    few = rows.N <= _FEW_ROWS
+    few = rows.N <= FEW_ROWS
     test, train = held_out(rows, share=_SHARE if few else _SMALLER_SHARE, generator=generator)
     start = _start_of(params.start, result, train, generator)
     training = DeepTraining(samples=params.samples).layer_training(cooling=_COOLING)
@@ -176,7 +176,7 @@ def _compared(
             test,
             training=training,
             layerwise=params.epochs[0],
-            steps=params.epochs[1],
+            steps=params.epochs[1] if few else (1 + params.repeats) * params.epochs[1],
             batch_size=params.batch_size,
             phase="comparison",
             context=context,
