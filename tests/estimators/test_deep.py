@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from helpers.short_fits import short_shallow_starts
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
-from winnowgp.estimators import deep_training
+from winnowgp.estimators import deep, deep_training
 from winnowgp.models.deep_costs import prediction_prices
 
 pytestmark = pytest.mark.usefixtures("short_shallow")
