@@ -184,7 +184,7 @@ def test_relevance_leaves_out_terms_of_negligible_variance(
     classes: tuple[TabularModel, DataTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = classes
-    kernel = kernel_from("rbf + matern52", len(model.encoder.features))
+    kernel: Any = kernel_from("rbf + matern52", len(model.encoder.features))
     smooth, rough = kernel.kernels
     smooth.base_kernel.lengthscale, rough.base_kernel.lengthscale = 2.0, 0.1
     smooth.outputscale, rough.outputscale = 1.0, 1e-6
