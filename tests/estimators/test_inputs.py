@@ -1,6 +1,7 @@
 """Inputs that are no numbers, or missing: the error says where, and what reads them."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -67,3 +68,10 @@ def test_prediction_of_strings_and_missing_inputs_is_explained() -> None:
         model.predict([["1"], ["a"]])
     with pytest.raises(InputError, match="`X` contains NaN: column 0 has 1, first in row 1"):
         model.predict([[1.0], [np.nan]])
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_series_as_inputs_is_refused(package: str) -> None:
+    column = import_module(package).Series(np.linspace(0, 1, 8))
+    with pytest.raises(ValueError, match=r"Expected (2D array|a 2-dimensional container)"):
+        SparseGPRegressor("rbf").fit(column, np.arange(8.0))

@@ -335,3 +335,8 @@ def test_condition_with_points_equals_exact_conditional(P: int) -> None:
     )
     with pytest.raises(InputError, match="GaussianLikelihood"):
         condition_with_points(other, Dataset(X, Y))
+
+
+def test_model_of_an_estimator_says_what_to_pass() -> None:
+    with pytest.raises(InputError, match=r"must be a Posterior; got SparseGPRegressor.*\.of`"):
+        SparseGPModel(SparseGPRegressor())  # pyright: ignore[reportArgumentType]

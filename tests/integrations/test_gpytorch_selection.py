@@ -98,7 +98,7 @@ def test_winnow_parameters_determine_number_of_points() -> None:
     assert loose.inclusion.shape == (24,)
     assert ((loose.inclusion >= 0) & (loose.inclusion <= 1)).all()
     assert loose.inclusion[selection.mask].mean() > loose.inclusion[~selection.mask].mean()
-    assert f"24 points, {loose.n_inducing} kept" in str(loose)
+    assert f"{loose.n_inducing} of 24 inducing points selected" in str(loose)
 
 
 def test_winnow_result_trains_in_user_loop() -> None:

@@ -336,3 +336,14 @@ def test_selectable_model_prune_with_missing_mask_raises(build) -> None:
     masks = [torch.ones(len(Z), dtype=torch.bool) for Z in whole.candidate_sets]
     with pytest.raises(InputError, match=f"each of the {len(masks)} candidate sets; got"):
         whole.prune(masks[:-1])
+
+
+@pytest.mark.parametrize("build", SELECTABLE.values(), ids=SELECTABLE.keys())
+def test_selectable_model_prune_with_mask_of_other_length_raises(build) -> None:
+    whole, _ = build()
+    masks = [torch.ones(len(Z), dtype=torch.bool) for Z in whole.candidate_sets]
+    K = len(masks[-1])
+    with pytest.raises(InputError, match=rf"`masks` must be Boolean of shape \[{K}\]; got"):
+        whole.prune([*masks[:-1], masks[-1][:-1]])
+    with pytest.raises(InputError, match=rf"shape \[{K}\]; got torch.int64 of shape \[{K}\]"):
+        whole.prune([*masks[:-1], torch.arange(K)])

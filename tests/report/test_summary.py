@@ -156,6 +156,27 @@ def test_report_page_says_what_the_summary_knows(
 
 
 @needs_browser
+def test_report_page_shows_importances_next_to_nothing_as_such(
+    models: dict[str, TabularModel], tmp_path: Path
+) -> None:
+    summary = deepcopy(models["regression"].summary)
+    assert summary["importance"] is not None
+    first, *others = summary["importance"]["columns"]
+    first |= {"loss": 0.5, "standard_error": 0.02}
+    for column in others:
+        column |= {"loss": -4.49e-6, "standard_error": 2.8e-6}
+    for column in summary["columns"]:
+        column["relevance"] = 3.2e-7
+    with Browser() as browser:
+        browser.open(save_report(summary, tmp_path / "report.html"))
+        shown = browser.run("return document.querySelector('main').innerText")
+    assert "0.5 ± 0.02" in shown
+    assert "e-6" not in shown
+    assert "e-7" not in shown
+    assert shown.count("< 0.0001") == len(others) + len(summary["columns"])
+
+
+@needs_browser
 def test_report_page_of_a_resized_model_has_no_quality(
     resized: TabularModel, models: dict[str, TabularModel], tmp_path: Path
 ) -> None:

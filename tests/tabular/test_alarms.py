@@ -404,6 +404,23 @@ def test_periodic_residuals_suggest_a_term_that_silences_the_alarm() -> None:
     assert issued == []
 
 
+@pytest.mark.parametrize("amplitude", [3.0, 0.0])
+def test_period_that_a_constant_model_misses_is_an_alarm(amplitude: float) -> None:
+    draw = rng(7)
+    # The rows are too far apart for a smooth function to follow the weeks.
+    days = np.sort(draw.choice(700, 200, replace=False)).astype(float)
+    y = amplitude * np.sin(2 * np.pi * days / 7) + draw.normal(size=200)
+    model, issued = fitted({"day": days, "y": y}, max_points=None)
+    assert model.estimator.n_inducing_ == 0
+    periodic = [str(alarm) for alarm in issued if isinstance(alarm, PeriodicResidualsWarning)]
+    if amplitude == 0.0:
+        assert periodic == []
+    else:
+        term = re.search(r"rbf \+ periodic\[day\]\(period=([\d.]+)\)", periodic[0])
+        assert term is not None
+        assert float(term[1]) == pytest.approx(7, abs=0.01)
+
+
 @pytest.mark.usefixtures("one_size")
 def test_optimisation_that_does_not_settle_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     # Comparing the starts optimises them; without that two iterations are not enough.

@@ -12,7 +12,7 @@ from winnowgp.errors import InputError
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models.kernels import covariance
 from winnowgp.tabular import column_effect, permutation_importance
-from winnowgp.tabular.effects import resolution
+from winnowgp.tabular.effects import relevances, resolution
 
 pytestmark = pytest.mark.filterwarnings("ignore::winnowgp.errors.RandomSplitWarning")
 
@@ -178,3 +178,17 @@ def test_kernel_of_one_term_has_no_terms(classes: tuple[TabularModel, DataTable]
 def test_effect_of_an_unknown_column_is_refused(model: TabularModel) -> None:
     with pytest.raises(InputError, match="They are 'when', 'u'"):
         column_effect(model, "where")
+
+
+def test_relevance_leaves_out_terms_of_negligible_variance(
+    classes: tuple[TabularModel, DataTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = classes
+    kernel: Any = kernel_from("rbf + matern52", len(model.encoder.features))
+    smooth, rough = kernel.kernels
+    smooth.base_kernel.lengthscale, rough.base_kernel.lengthscale = 2.0, 0.1
+    smooth.outputscale, rough.outputscale = 1.0, 1e-6
+    monkeypatch.setattr(model.estimator, "kernel_", kernel)
+    assert relevances(model.estimator, model.encoder) == pytest.approx({"x": 0.5, "town": 0.5})
+    rough.outputscale = 0.01
+    assert relevances(model.estimator, model.encoder) == pytest.approx({"x": 10.0, "town": 10.0})

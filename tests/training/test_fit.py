@@ -71,3 +71,14 @@ def test_fit_mismatched_model_and_data_raise() -> None:
         fit(SparseGP(RBFKernel(), torch.zeros(2, 3, dtype=torch.float64)), data)
     with pytest.raises(InputError, match="model and data must have the same"):
         fit(SparseGP(RBFKernel(), torch.zeros(2, 1)), data)
+
+
+@pytest.mark.unchecked
+def test_fit_to_a_tensor_says_how_to_make_a_dataset() -> None:
+    X = torch.linspace(0, 1, 5, dtype=torch.float64)[:, None]
+    model = SparseGP(ScaleKernel(RBFKernel()), X)
+    for data in (X, (X, X[:, 0])):
+        with pytest.raises(
+            InputError, match=r"`data` must be .*got (Tensor|tuple).*Dataset.of\(X, y"
+        ):
+            fit(model, data)  # pyright: ignore[reportArgumentType]

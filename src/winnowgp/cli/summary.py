@@ -1,6 +1,6 @@
 """What commands show: progress bars, and summaries of models."""
 
-from math import isfinite
+from math import ceil, isfinite, log10
 from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
@@ -283,7 +283,19 @@ def _values(column: ColumnSummary) -> str:
     low, high = column["spread"][0], column["spread"][-1]
     if column["kind"] == "date":
         return f"{_date(low)} to {_date(high)}"
-    return f"{rounded(low, 6)} to {rounded(high, 6)}"
+    return _range(low, high)
+
+
+def _range(low: float, high: float) -> str:
+    """Return two numbers with as many digits as show their difference.
+
+    >>> _range(20.67218, 199.19), _range(1e9 + 0.28, 1e9 + 3.71), _range(3.0, 3.0)
+    ('20.6722 to 199.19', '1000000000.28 to 1000000003.71', '3')
+    """
+    if low == high:
+        return rounded(low, 6)
+    digits = 3 + ceil(log10(max(abs(low), abs(high)) / (high - low)))
+    return f"{rounded(low, max(digits, 6))} to {rounded(high, max(digits, 6))}"
 
 
 def _date(days: float) -> str:

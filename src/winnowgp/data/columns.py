@@ -149,7 +149,7 @@ def _column_kind(table: DataTable, name: str, *, decimal: str, dates: str) -> Co
     strings = table.strings(name)
     counts = Counter(string for string in strings if string is not None)
     if not counts:
-        raise InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")
+        raise InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop {name!r}`).")
     known = recognised(counts, decimal=decimal, dates=dates)
     if known is not None:
         return ColumnKind(*known)

@@ -327,4 +327,4 @@ def _learnt_encoding(
 
 
 def _empty_column(name: str) -> InputError:
-    return InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop`).")
+    return InputError(f"column {name!r} is empty; leave it out with `drop` (`--drop {name!r}`).")

@@ -100,6 +100,8 @@ def dates_as_days(X: Any) -> Any:
     Args:
         X: an array, or a data frame of pandas or polars; columns of other types stay.
     """
+    if type(X).__name__ == "Series":
+        return X  # one column without its frame, which validation refuses
     package = type(X).__module__.partition(".")[0]
     if package == "pandas":
         return _pandas_days(X)
@@ -457,7 +459,7 @@ def logarithm(
         at = tuple(wrong[0].tolist())
         row = at[0] if rows is None else int(rows[at[0]])
         raise InputError(
-            f"`log_target` needs positive targets; got {Y[at]:g} in row {row + 1}. Leave such "
-            "rows out, add a constant to the target, or fit without the logarithm."
+            f"`log_target` needs positive targets; got {Y[at]:g} in row {row} (counted from 0). "
+            "Leave such rows out, add a constant to the target, or fit without the logarithm."
         )
     return Y.log()

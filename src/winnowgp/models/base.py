@@ -73,6 +73,12 @@ class SelectableModel(nn.Module, ABC, Generic[_Data]):
                 f"`masks` must hold one mask for each of the {len(self.candidate_sets)} candidate "
                 f"sets; got {len(each)}."
             )
+        for mask, Z in zip(each, self.candidate_sets, strict=True):
+            if mask.dtype != torch.bool or mask.shape != Z.shape[:1]:
+                raise InputError(
+                    f"`masks` must be Boolean of shape [{len(Z)}]; got {mask.dtype} of shape "
+                    f"{list(mask.shape)}."
+                )
         return self._pruned(*each)
 
     @abstractmethod

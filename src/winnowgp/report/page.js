@@ -328,11 +328,12 @@
     const I = F.importance, both = cards(here);
     if (I) {
       const box = card(both, "Importance", `Loss of ${I.measure} on ${plural(I.rows, "held-out row")} if a column is permuted; the dark line is ± one standard error. Columns that carry the same information share their importance.`);
-      bars(box, I.columns.map((c) => ({ name: c.column, value: c.loss, error: c.standard_error, text: `${digits(c.loss, 2)} ± ${digits(c.standard_error, 1)}` })));
+      const lost = (c) => (Math.max(Math.abs(c.loss), c.standard_error) < 1e-4 ? "< 0.0001" : `${digits(c.loss, 2)} ± ${digits(c.standard_error, 1)}`);
+      bars(box, I.columns.map((c) => ({ name: c.column, value: c.loss, error: c.standard_error, text: lost(c) })));
     }
     if (ranked.length) {
       const box = card(both, "Inverse lengthscales", "1 / lengthscale of standardised inputs: how quickly predictions change along a column, not how much they depend on it. Near zero: not at all, or linearly.");
-      bars(box, ranked.map((c) => ({ name: c.name, value: c.relevance, text: digits(c.relevance, 3) })));
+      bars(box, ranked.map((c) => ({ name: c.name, value: c.relevance, text: c.relevance < 1e-4 ? "< 0.0001" : digits(c.relevance, 3) })));
     }
     here.append(el("p", { class: "note" }, `How ${F.task === "classification" ? "the probability" : "the prediction"} depends on one column, with all others at their medians or most frequent categories${F.effects.some((e) => e.curves[0].lower.length) ? "; the band is ± 2 sd of the latent function, without noise" : ""}${F.effects.some((e) => e.curves[0].observed) ? "; the lighter one, or the small dots, hold 95 % of observations, with the noise of each place" : ""}${F.effects.some((e) => e.counts.length) ? ". Grey bars: where the rows of the table are" : ""}.`));
     const heights = (effects) => range(effects.flatMap((e) => e.curves.flatMap((c) => [...c.mean, ...c.lower, ...c.upper, ...(c.observed || []).flat()])));

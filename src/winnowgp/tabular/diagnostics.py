@@ -40,7 +40,14 @@ from winnowgp.tabular.quality import (
     predictive,
     r_squared,
 )
-from winnowgp.tabular.residuals import FEWEST, SIGNIFICANT, Column, class_alarm, residual_alarms
+from winnowgp.tabular.residuals import (
+    FEWEST,
+    SIGNIFICANT,
+    Column,
+    class_alarm,
+    periodic_alarm,
+    residual_alarms,
+)
 
 Values = NDArray[np.float64]
 
@@ -166,6 +173,10 @@ def _regression_alarms(
         found += residual_alarms(
             z, columns, predicted=observation.mean, positive=positive, likelihood=likelihood
         )
+    elif np.ptp(y) > 0:
+        # Stationary kernels may see nothing in a series whose period is as short as its gaps.
+        periodic = periodic_alarm(y, columns)
+        found += [] if periodic is None else [periodic]
     return r_squared(y, observation.mean), found
 
 

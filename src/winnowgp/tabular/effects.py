@@ -39,6 +39,8 @@ DENSITY_BINS = 40
 MOST_TERM_CURVES = 12
 
 _MOST_PREDICTIONS = 100_000
+# Share of the prior variance that a term of a sum must exceed: 1 % of the standard deviation.
+_NEGLIGIBLE = 1e-4
 _MOST_ROWS = 1000
 
 Values = NDArray[np.float64]
@@ -135,15 +137,16 @@ def _losses(estimator: TableEstimator, X: Values, y: NDArray[Any]) -> Values:
 def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None:
     """Return 1 / lengthscale of each standardised column, the largest of its features.
 
-    The result is None unless the kernel has one lengthscale per feature, and for deep models: what
+    Terms of a sum whose variance is negligible have lengthscales that mean nothing, and are left
+    out. The result is None unless a term has one lengthscale per feature, and for deep models: what
     a column matters to their predictions depends on all layers.
     """
     if isinstance(estimator, DeepEstimator):
         return None
-    kernel = estimator.kernel_
     scales = [
         1 / component.lengthscale.detach().reshape(-1).numpy()
-        for component in kernel.modules()
+        for term in _noticeable_terms(estimator.kernel_, len(encoder.features))
+        for component in term.modules()
         if isinstance(component, Kernel)
         and component.has_lengthscale
         and component.lengthscale.numel() == len(encoder.features)
@@ -155,6 +158,20 @@ def relevances(estimator: Any, encoder: TableEncoder) -> dict[str, float] | None
         column.name: float(most[features].max()) if features else 0.0
         for column, features in zip(encoder.columns, encoder.feature_numbers.values(), strict=True)
     }
+
+
+def _noticeable_terms(kernel: Kernel, features: int) -> list[Kernel]:
+    """Return the terms of a sum with more than a share `_NEGLIGIBLE` of the prior variance.
+
+    The variance is that of inputs one standard deviation from the mean.
+    """
+    if not isinstance(kernel, AdditiveKernel):
+        return [kernel]
+    x = torch.ones(1, features, dtype=torch.float64)
+    with torch.no_grad():
+        variances = [float(term(x, diag=True)) for term in kernel.kernels]
+    pairs = zip(kernel.kernels, variances, strict=True)
+    return [term for term, variance in pairs if variance > _NEGLIGIBLE * sum(variances)]
 
 
 def column_effect(

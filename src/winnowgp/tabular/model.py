@@ -129,6 +129,10 @@ class TabularModel(TableModel):
     estimator: TableEstimator
     summary: Summary
 
+    def __repr__(self) -> str:
+        columns = [column.name for column in self.encoder.columns]
+        return f"TabularModel(target={self.target!r}, {columns=}, estimator={self.estimator!r})"
+
     @property
     def target(self) -> str:
         """Name of the column that the model predicts."""

@@ -43,13 +43,22 @@ class Reading:
     test_size: float
     split_by: str | None
     id_column: str | None
-    drop: tuple[str, ...]
-    categorical: tuple[str, ...]
+    drop: Sequence[str]
+    categorical: Sequence[str]
     decimal: str
     dates: str
     missing: str
     max_categories: int
     seed: int
+
+    def __post_init__(self) -> None:
+        # A string is a sequence of its characters, which may be names of columns as well.
+        for argument in ("drop", "categorical"):
+            if isinstance(names := getattr(self, argument), str):
+                raise InputError(
+                    f"`{argument}` must be a sequence of column names, such as {(names,)}; got the "
+                    f"string {names!r}."
+                )
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -156,8 +156,8 @@ def periodic_alarm(z: Values, columns: Sequence[Column]) -> FitWarning | None:
     share = f"which explains {100 * peak.share:.0f} % of their variance"
     if column.kind == "order":
         return PeriodicResidualsWarning(
-            f"{seen}, {share}. Add the time of each row as a column, and a periodic term: "
-            "`kernel='rbf + periodic[time]'` (`--kernel`)."
+            f"{seen}, {share}. Add the time of each row as a column, and a term of that period: "
+            f"`kernel='rbf + periodic[time](period={period})'` (`--kernel`) if times count rows."
         )
     term = f"periodic[{column_text(column.name)}](period={period})"
     return PeriodicResidualsWarning(

@@ -323,6 +323,11 @@ def fit(
 
         schedule = FastSchedule()
     process_group = SINGLE_PROCESS
+    if not isinstance(data, Source | MaskedMatrix):
+        raise InputError(
+            "`data` must be a Dataset, another source, or a MaskedMatrix for a GP-LVM; got "
+            f"{type(data).__name__}. Make a Dataset of tensors with `Dataset.of(X, y)`."
+        )
     if isinstance(data, MaskedMatrix) != isinstance(model, LatentModel):
         raise InputError(
             "`data` must be a MaskedMatrix for a GP-LVM, and a Dataset or another source for other "

@@ -68,6 +68,11 @@ class SparseGPModel(Model, FantasizeMixin):
                 "`posterior` must be Gaussian; got one that averages over hyper-parameters. Pass "
                 "its `mode`, or the regressor to `SparseGPModel.of`."
             )
+        if not isinstance(posterior, Posterior | JointPosterior):
+            raise InputError(
+                f"`posterior` must be a Posterior; got {type(posterior).__name__}. Pass a fitted "
+                "regressor to `SparseGPModel.of`, and the `posterior` of a `FitResult`."
+            )
         # A copy: `.to()` and `.float()` of this model must not change the regressor.
         joint = (
             JointPosterior(deepcopy(posterior)) if isinstance(posterior, Posterior) else posterior

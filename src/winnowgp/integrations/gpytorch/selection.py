@@ -105,9 +105,9 @@ class Winnowed(Generic[distribution.Same]):
 
     def __str__(self) -> str:
         lines = [
-            f"{s.name}: {counted(s.selection.K, 'point')}, {s.n_inducing} kept" for s in self.sets
+            f"{s.name}: {s.n_inducing} of {counted(s.selection.K)} selected" for s in self.sets
         ]
-        nats = f"bound {self.bound:.1f} nats, {self.elbo_gap:.1f} below all points"
+        nats = f"ELBO {self.bound:.1f} nats, {self.elbo_gap:.1f} below that of all inducing points"
         return "\n".join([*lines, nats])
 
 

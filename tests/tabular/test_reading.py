@@ -1,0 +1,24 @@
+"""Options that say how a table is read."""
+
+from typing import Any
+
+import pytest
+
+from winnowgp import DataTable, fit_table
+from winnowgp.errors import InputError
+from winnowgp.tabular import fit_outputs_table
+
+TABLE = DataTable.of(
+    {"a": [1.0, 2.0], "b": [2.0, 1.0], "ab": [0.0, 1.0], "y": [1.0, 3.0], "z": [1.0, 2.0]}
+)
+
+
+@pytest.mark.parametrize("option", ["drop", "categorical"])
+def test_one_string_of_columns_is_refused(option: str) -> None:
+    # Its characters are columns, too: without an error "a" and "b" would be left out.
+    columns: dict[str, Any] = {option: "ab"}
+    message = rf"`{option}` must be a sequence of column names, such as \('ab',\); got the string"
+    with pytest.raises(InputError, match=message):
+        fit_table(TABLE, "y", **columns)
+    with pytest.raises(InputError, match=message):
+        fit_outputs_table(TABLE, ["y", "z"], **columns)
