@@ -100,7 +100,7 @@ def test_goals_set_the_number_of_points() -> None:
     assert few.n_inducing_ < many.n_inducing_
     assert (few.alpha_, many.alpha_) == (10.0, 0.01)
     assert 1 <= regressor(max_predict_us=1e6).fit(X, y).n_inducing_ <= 30
-    with pytest.raises(InputError, match="`max_predict_us` must allow at least one point"):
+    with pytest.raises(InputError, match="`max_predict_us` must allow at least one inducing point"):
         regressor(max_predict_us=1e-9).fit(X, y)
 
 

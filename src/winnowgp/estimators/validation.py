@@ -231,7 +231,7 @@ def optional(constraint: Constraint) -> Constraint:
 
 def positive_alpha(name: str, value: Any) -> float:
     """Validate a number for `alpha`."""
-    hint = "Larger values keep fewer inducing points; 'auto' derives it from `tolerance`."
+    hint = "Larger values select fewer inducing points; 'auto' derives it from `tolerance`."
     return positive_number(name, value, hint=hint)
 
 

@@ -68,7 +68,7 @@ def checked_strength(alpha: float) -> float:
     """Return `alpha` after checking that it is positive and finite."""
     if not 0 < alpha < float("inf"):
         raise InputError(
-            f"`alpha` must be a positive number; got {alpha}. Larger values keep fewer inducing "
+            f"`alpha` must be a positive number; got {alpha}. Larger values select fewer inducing "
             "points."
         )
     return float(alpha)

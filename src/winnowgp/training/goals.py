@@ -79,7 +79,7 @@ class FixedAlpha(Goal):
         if not alphas or not all(0 < alpha < inf for alpha in alphas):
             raise InputError(
                 "`alpha` must be positive or 'auto', for a deep GP also one number per layer; "
-                f"got {self.alpha}. Larger values keep fewer points."
+                f"got {self.alpha}. Larger values select fewer inducing points."
             )
 
     @property
@@ -119,7 +119,7 @@ class Tolerance(Goal):
         if not self.nats > 0:
             raise InputError(
                 f"`tolerance` must be positive nats per observation; got {self.nats}. "
-                "Larger values keep fewer points."
+                "Larger values select fewer inducing points."
             )
 
     def within(self, gain: float, *, N: int | float) -> "Tolerance":
@@ -301,7 +301,7 @@ class MaxPredictTime(Goal):
         least = microseconds(*[1] * len(frontiers))
         if least > self.microseconds:
             raise InputError(
-                "`max_predict_us` must allow at least one point in each layer; got "
+                "`max_predict_us` must allow at least one inducing point in each layer; got "
                 f"{self.microseconds:g}, and one point in each takes {least:.3g} here."
             )
 
@@ -351,8 +351,8 @@ def points_within(max_us: float, *, predict_us: Callable[[int], float], most: in
     """
     if predict_us(1) > max_us:
         raise InputError(
-            f"`max_predict_us` must allow at least one point; got {max_us:g}, and one point takes "
-            f"{predict_us(1):.3g} here."
+            f"`max_predict_us` must allow at least one inducing point; got {max_us:g}, and "
+            f"one takes {predict_us(1):.3g} here."
         )
     low, high = 1, most + 1
     while high - low > 1:
