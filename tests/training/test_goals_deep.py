@@ -141,7 +141,7 @@ def test_fixed_alpha_per_layer() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, math.inf, math.nan, (0.1, 0.0), ()])
 def test_fixed_alpha_per_layer_invalid_raises(alpha) -> None:
-    with pytest.raises(InputError, match=r"`alpha` must be positive.*Larger values keep"):
+    with pytest.raises(InputError, match=r"`alpha` must be positive.*Larger values select"):
         FixedAlpha(alpha)
 
 
