@@ -34,10 +34,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.collapsed import Moments
-from winnowgp.bounds.mixing import MixedTargets
-from winnowgp.bounds.mixing_gradient import (
+from winnowgp.bounds.mixing import (
     MixedChunk,
     MixedChunks,
+    MixedTargets,
     TargetFunction,
     mixed_two_pass,
 )

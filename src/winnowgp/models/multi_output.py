@@ -40,8 +40,7 @@ from winnowgp.bounds.collapsed import (
     weight_correction,
 )
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments
-from winnowgp.bounds.mixing_gradient import MixedChunks, mixed_two_pass
+from winnowgp.bounds.mixing import MixedChunks, MixedTargets, mixed_moments, mixed_two_pass
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
@@ -297,7 +296,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
         """Return the collapsed bound as a function of the current parameters.
 
         The gradient is computed with the value, in two passes over blocks of rows
-        (`bounds.mixing_gradient`). Memory does not grow with N K. The jitter is the 1e-8 of
+        (`bounds.mixing`). Memory does not grow with N K. The jitter is the 1e-8 of
         `bounds.row_blocks`, part of the objective.
         """
         self.check(data)
