@@ -16,12 +16,12 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from winnowgp.bounds.evidence import evidence_gradient
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
 from winnowgp.bounds.streaming import Memory
 from winnowgp.bounds.streaming_gradient import streaming_gradient
 from winnowgp.bounds.two_pass import (
     BoundGradient,
-    evidence_gradient,
     one_pass_bound,
     two_pass_bound,
 )

@@ -10,9 +10,9 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.evidence import GaussianRows
+from winnowgp.bounds.evidence import GaussianRows, evidence_gradient
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.two_pass import BoundGradient, evidence_gradient
+from winnowgp.bounds.two_pass import BoundGradient
 from winnowgp.data import Dataset
 from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.linalg import solve_lower
