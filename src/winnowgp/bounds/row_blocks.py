@@ -294,6 +294,14 @@ class ChunkedKernel(ABC):
         """
 
 
+class DifferentiableChunks(ChunkedKernel):
+    """A kernel whose derivatives in its parameters can be multiplied with vectors."""
+
+    @abstractmethod
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        """Return (∂K_uu/∂θ_i) v for each parameter θ_i, in the order of `gradient`."""
+
+
 @dataclass(frozen=True, slots=True)
 class WhitenedChunk:
     """V = L⁻¹ K_uf of a block, and the unexplained variance t_i = k_ii − ‖v_i‖² of its rows."""

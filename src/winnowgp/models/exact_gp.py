@@ -17,8 +17,7 @@ from winnowgp.data import Dataset
 from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
 from winnowgp.linalg import solve_lower
 from winnowgp.models import kernels
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
 from winnowgp.typing import Scalar, TargetNoise
 
 
