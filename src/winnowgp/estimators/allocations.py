@@ -15,7 +15,7 @@ from winnowgp.data import Standardiser
 from winnowgp.errors import InputError
 from winnowgp.estimators.base import BaseGP
 from winnowgp.models import DeepPosterior
-from winnowgp.models.deep_costs import Allocation, deep_predict_us, prediction_cost
+from winnowgp.models.deep_gp import Allocation, deep_predict_us, prediction_cost
 from winnowgp.training import FitResult
 from winnowgp.training.schedules import SizedDeepModel
 

@@ -34,7 +34,7 @@ from winnowgp.estimators.deep_shallow import (
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import deep_predict_us
+from winnowgp.models.deep_gp import deep_predict_us
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import Prediction
 from winnowgp.training import (
@@ -156,7 +156,7 @@ class DeepEstimator(AllocatedEstimator, ABC):
             unchanged; None with the paper's schedule.
         allocations_: numbers of inducing points per layer, prediction time and ELBO of the trained
             models whose ELBO no quicker one reaches, quickest first
-            (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
+            (`winnowgp.models.deep_gp.Allocation`); of the model alone unless there is a
             `tolerance` and the fast schedule.
         comparison_: the deep model beside a shallow GP of the same rows, and which of them is the
             result (`winnowgp.estimators.deep_shallow.ShallowComparison`); None where there is no
