@@ -41,8 +41,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.linalg import rank_one_update, residuals_and_duals
-from winnowgp.selection.contenders import ContenderRows, Contenders
-from winnowgp.selection.objective import BlockRemoval, SearchState
+from winnowgp.selection.objective import BlockRemoval, ContenderRows, Contenders, SearchState
 
 
 @dataclass(frozen=True, slots=True)
