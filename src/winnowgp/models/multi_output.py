@@ -61,6 +61,7 @@ from winnowgp.models.mixed_sites import (
     expected_targets,
     infer_mixed_sites,
     initial_sites,
+    site_targets,
 )
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
 from winnowgp.models.observations import gaussian_noise, target_noise
@@ -420,16 +421,19 @@ class MultiOutputGP(SelectableModel[Dataset]):
         blocks = RowBlocks.of(data, points=self.K)
         kernels, _ = self._chunked_kernels(blocks)
         chunks = MixedChunks.for_values(kernels, blocks, combined=self._combined())
+        mixing = self.mixing.detach()
         inference = infer_mixed_sites(
             chunks,
             expected_targets(self.likelihood, data),
-            mixing=self.mixing.detach(),
+            mixing=mixing,
             start=initial_sites(self.likelihood, data),
             gain=FINAL_GAIN * data.N * data.P,
         )
+        targets = site_targets(inference.sites, mixing)
+        C, D, square, constant, diagonal, _ = chunks.moments(targets, shared=False)
+        moments = Moments(C, D[:, None], square, diagonal, constant, blocks.observations)
         # The constant makes the bound of all candidates the true one.
-        moments = inference.moments
-        constant = moments.constant + inference.bound - moment_bound(moments)
+        constant = constant + inference.bound - moment_bound(moments)
         return list(chunks.L), replace(moments, constant=constant)
 
     def _prior(self) -> list[Float[Tensor, "_ _"]]:

@@ -18,7 +18,7 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
-from winnowgp.models.mixed_sites import ConditionedSites, conditioned_sites
+from winnowgp.models.mixed_sites import MixedInference, conditioned_sites
 from winnowgp.models.observations import Prediction, target_noise
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.typing import Scalar
@@ -348,7 +348,7 @@ class MultiOutputPosterior(nn.Module):
         R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
         return R, solve_lower(R, F.mT).mT
 
-    def _sites(self, likelihood: TargetLikelihoods, data: Dataset) -> ConditionedSites:
+    def _sites(self, likelihood: TargetLikelihoods, data: Dataset) -> MixedInference:
         """Return the sites of more rows, given q(f)."""
         means, left, explained = self._parts(data.X)
         return conditioned_sites(

@@ -37,6 +37,7 @@ from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
+    MeanStep,
     SiteProblem,
     alternate,
     site_derivatives,
@@ -94,7 +95,6 @@ def infer_sites(
     coupling: Coupling | None = None,
     start: Sites | None = None,
     gain: float,
-    max_rounds: int = 100,
 ) -> SiteInference:
     """Update means and precisions in turn until a change of the precisions gains too little.
 
@@ -108,7 +108,7 @@ def infer_sites(
         gain: nats that the last change of the precisions may gain.
     """
     problem = _SeparateFunctions(chunks, expected, coupling)
-    return alternate(problem, _initialise(problem, P, start), gain=gain, max_rounds=max_rounds)
+    return alternate(problem, _initialise(problem, P, start), gain=gain)
 
 
 @torch.enable_grad()
@@ -134,26 +134,6 @@ def gauss_newton_precisions(
         for number, slope in enumerate(slopes):
             totals[number] = totals[number] + slope.square() * precision
     return totals
-
-
-@dataclass(frozen=True, slots=True)
-class MeanStep:
-    """A direction for the means of q."""
-
-    alpha: Float[Tensor, "N P"]
-    """Change of α."""
-    q_mean: Float[Tensor, "M P"]
-    """Change of m = V α."""
-    mean: Float[Tensor, "N P"]
-    """Change of μ = Vᵀ m."""
-
-    def plus(self, length: Tensor, other: "MeanStep") -> "MeanStep":
-        """Return the sum of this direction and a multiple of another."""
-        return MeanStep(
-            self.alpha + length * other.alpha,
-            self.q_mean + length * other.q_mean,
-            self.mean + length * other.mean,
-        )
 
 
 def mean_step(

@@ -6,9 +6,11 @@ separate posteriors, and `mixed_sites` mixtures of processes with a joint one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.sites import Sites
@@ -23,6 +25,8 @@ _Result = TypeVar("_Result")
 
 # Shortest step that backtracking tries.
 _SHORTEST = 1e-4
+# Updates of the precisions at most.
+_ROUNDS = 100
 # Newton steps of the means at most between two updates of the precisions.
 _MEAN_STEPS = 6
 
@@ -55,6 +59,27 @@ _State = TypeVar("_State", bound=SiteState)
 _Step = TypeVar("_Step")
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class MeanStep:
+    """A direction for the means of q: of each latent function, or of all jointly."""
+
+    alpha: Float[Tensor, "N P"]
+    """Change of α."""
+    q_mean: Float[Tensor, "M *P"]
+    """Change of m = V α."""
+    mean: Float[Tensor, "N P"]
+    """Change of μ = Vᵀ m."""
+
+    def plus(self, length: Tensor, other: "MeanStep") -> "MeanStep":
+        """Return the sum of this direction and a multiple of another."""
+        return MeanStep(
+            self.alpha + length * other.alpha,
+            self.q_mean + length * other.q_mean,
+            self.mean + length * other.mean,
+        )
+
+
 class SiteProblem(ABC, Generic[_State, _Step]):
     """Rows and a likelihood whose sites are inferred: what a step needs to evaluate."""
 
@@ -75,12 +100,10 @@ class SiteProblem(ABC, Generic[_State, _Step]):
         """Return the state, noted as converged."""
 
 
-def alternate(
-    problem: SiteProblem[_State, _Step], current: _State, *, gain: float, max_rounds: int = 100
-) -> _State:
+def alternate(problem: SiteProblem[_State, _Step], current: _State, *, gain: float) -> _State:
     """Update means and precisions in turn from a state; see `infer_sites`."""
     rate, gained = 1.0, 0.0
-    for _ in range(max_rounds):
+    for _ in range(_ROUNDS):
         # Rounding of the bound hides smaller gains.
         least = max(gain, 4 * torch.finfo(current.mean.dtype).eps * abs(current.bound))
         enough, before = max(least, 0.1 * gained), current.bound
