@@ -443,7 +443,7 @@ def row_moments(
 
 
 def restrict_moments(
-    L: Float[Tensor, "K K"], moments: list[Moments], mask: Tensor
+    L: Float[Tensor, "K K"], moments: Sequence[Moments], mask: Tensor
 ) -> tuple[Float[Tensor, "M M"], list[Moments]]:
     """Return the factor and the moments of a subset of the candidates, without the rows; O(K² M).
 
