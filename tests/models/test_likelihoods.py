@@ -24,8 +24,7 @@ from torch.distributions import Normal
 
 from helpers.observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
 from winnowgp.errors import InputError
-from winnowgp.models import likelihoods as observations
-from winnowgp.models import quadrature as softmax_expectation
+from winnowgp.models import classes as softmax_expectation
 from winnowgp.models.likelihoods import copy_likelihood, observation_model
 
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -376,7 +375,7 @@ def test_softmax_row_blocks_give_equal_results(monkeypatch) -> None:
     whole = observation_model(likelihood).predict(mean, variance).mean
     expected = observation_model(softmax(False)).expected_log_prob(Y, mean, variance)
     coupling = observation_model(softmax(False)).coupling(mean, variance)
-    monkeypatch.setattr(observations, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
+    monkeypatch.setattr(softmax_expectation, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
     monkeypatch.setattr(softmax_expectation, "_NUMBERS", 1)
     torch.testing.assert_close(observation_model(likelihood).predict(mean, variance).mean, whole)
     torch.testing.assert_close(

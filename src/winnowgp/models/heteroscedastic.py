@@ -42,7 +42,7 @@ from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, pri
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, observation_model
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.posterior import CompositePosterior, Posterior
-from winnowgp.models.quantiles import check_probabilities
+from winnowgp.models.quadrature import check_probabilities
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 from winnowgp.selection import SubsetObjective, SubsetStatistics

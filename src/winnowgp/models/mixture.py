@@ -17,7 +17,7 @@ from winnowgp.errors import InputError
 from winnowgp.models.observations import Prediction
 from winnowgp.models.pathwise import FREQUENCIES, PosteriorPaths
 from winnowgp.models.posterior import CompositePosterior, Posterior
-from winnowgp.models.quantiles import gaussian_quantiles
+from winnowgp.models.quadrature import gaussian_quantiles
 from winnowgp.models.sgpr import SparseGP
 
 

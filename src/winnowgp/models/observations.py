@@ -21,7 +21,6 @@ from torch.distributions import Distribution, Normal
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
-from winnowgp.models import quantiles as inversion
 from winnowgp.typing import TargetNoise
 
 LEAST_NOISE = 1e-6
@@ -117,7 +116,7 @@ class ObservationModel:
         """Return P(y ≤ Y) = E_q(f)[P(y ≤ Y | f)] of each row and target."""
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, Y)
         f = mean + quadrature.standard_deviation(variance) * z
-        return (weights * inversion.distribution_cdf(self._given(f, "marginal"), Y)).sum(0)
+        return (weights * quadrature.distribution_cdf(self._given(f, "marginal"), Y)).sum(0)
 
     def quantiles(
         self,
@@ -132,7 +131,7 @@ class ObservationModel:
             variance: variances of q(f).
             probabilities: strictly between 0 and 1.
         """
-        inversion.check_probabilities(probabilities)
+        quadrature.check_probabilities(probabilities)
         components = mean[None].flatten(0, -3), variance[None].flatten(0, -3)
         # Blocks of rows bound the memory of the quadrature.
         rows = max(1, _QUANTILE_NUMBERS // (len(probabilities) * mean.shape[-1]))
@@ -151,13 +150,13 @@ class ObservationModel:
         width = (variances + (means - means.mean(0)).square()).mean(0).sqrt()
         # A distribution such as Cauchy's has no moments.
         known = means.isfinite().all(0) & width.isfinite() & (width > 0)
-        ends, discrete = inversion.support(self._predictive(mean[0], variance[0]))
+        ends, discrete = quadrature.support(self._predictive(mean[0], variance[0]))
 
         def mixture_cdf(Y: Tensor, rows: Tensor) -> Tensor:
             parts = zip(mean[:, rows], variance[:, rows], strict=True)
             return sum((self.cdf(Y, m, v) for m, v in parts), Y.new_zeros(())) / len(mean)
 
-        return inversion.invert(
+        return quadrature.invert(
             mixture_cdf,
             probabilities,
             # The first latent function of a target is its level.
@@ -235,7 +234,7 @@ class UserDefinedObservations(ObservationModel):
     def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if not is_user_defined(self.likelihood, "marginal"):
             return super().cdf(Y, mean, variance)
-        return inversion.distribution_cdf(self._predictive(mean, variance), Y)
+        return quadrature.distribution_cdf(self._predictive(mean, variance), Y)
 
     def _predictive(self, mean: Tensor, variance: Tensor) -> Distribution:
         if not is_user_defined(self.likelihood, "marginal"):
@@ -299,3 +298,8 @@ def target_noise(likelihood: Likelihood) -> TargetNoise:
     assert isinstance(likelihood, GaussianLikelihood)
     shared = not isinstance(likelihood.noise_covar, MultitaskHomoskedasticNoise)
     return likelihood.noise.reshape(()) if shared else likelihood.noise
+
+
+def examples(values: Tensor) -> str:
+    """Return a few different values, for an error message."""
+    return ", ".join(f"{v:g}" for v in values.unique()[:5].tolist())
