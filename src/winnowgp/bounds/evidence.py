@@ -30,7 +30,7 @@ from winnowgp.bounds import panels
 from winnowgp.bounds.collapsed import weight_correction
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, free_memory
 from winnowgp.bounds.two_pass import BoundGradient, ChunkedMean, gathered_noise, joined_columns
-from winnowgp.data.target_groups import TargetGroup, noise_groups
+from winnowgp.data.noise import TargetGroup, noise_groups
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
 from winnowgp.typing import Noise, TargetNoise

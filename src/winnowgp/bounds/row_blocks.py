@@ -19,7 +19,7 @@ from torch import Tensor
 
 from winnowgp.bounds.panels import inverted, lower_product, squared_columns
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import target_groups
+from winnowgp.data.noise import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
 
 # Rows of a block on a CPU: matrices with one column per row should stay in the caches.

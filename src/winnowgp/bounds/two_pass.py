@@ -16,7 +16,7 @@ The Cholesky factor itself is not differentiated. Memory is O(chunk · M + M²) 
 weight w counts as w equal rows: its terms of these sums and of the gradient are multiplied by w.
 
 Targets with different noise, or missing in different rows, are groups whose bounds are added
-(`target_groups`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
+(`data.noise`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
 formed with w_i/(s_i + σ²), and those with w_i/(s_i + σ²)², their derivatives in σ², as well.
 
 Most small tables have all rows in one block, no known noise, no missing targets, one noise variance
@@ -37,7 +37,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import panels, row_blocks
-from winnowgp.data.target_groups import NoiseGroup, noise_groups
+from winnowgp.data.noise import NoiseGroup, noise_groups
 from winnowgp.linalg import definite_cholesky, half_log_det
 from winnowgp.typing import TargetNoise
 

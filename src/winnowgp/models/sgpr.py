@@ -31,7 +31,7 @@ from winnowgp.bounds.evidence import (
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
+from winnowgp.data.noise import NoiseGroup, noise_groups, target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
