@@ -52,7 +52,7 @@ from torch import Tensor
 from winnowgp.bounds import panels, row_blocks
 from winnowgp.bounds.collapsed import Moments
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, parallel_map, solve_lower
+from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class MixedChunk:
 
 
 @final
-class MixedChunks:
+class MixedChunks(row_blocks.KeptChunks[MixedChunk]):
     """The whitened chunks of all rows, kept in memory after the first pass if they fit.
 
     Args:
@@ -275,13 +275,13 @@ class MixedChunks:
         combined: Bool[Tensor, "Q Q"],
         inverses: Sequence[Float[Tensor, "_ _"]] = (),
     ) -> None:
-        self.kernels, self.blocks, self.L, self.inverses = kernels, blocks, L, inverses
+        self.kernels, self.L, self.inverses = kernels, L, inverses
         self.combined = combined.tolist()
         ends = list(accumulate(map(len, L), initial=0))
         self.parts, self.M = [slice(*pair) for pair in pairwise(ends)], ends[-1]
-        limit = blocks.free // 4 if blocks.device.type == "cuda" else row_blocks.KEEP
-        self._keep = blocks.in_memory and limit >= 16 * blocks.N * self.M
-        self._kept: list[list[MixedChunk]] | None = None
+        keep = row_blocks.keep_bytes(blocks) >= 16 * blocks.N * self.M
+        parallel = all(kernel.parallel for kernel in kernels)
+        super().__init__(blocks, keep=keep, parallel=parallel)
 
     @classmethod
     @torch.no_grad()
@@ -364,25 +364,6 @@ class MixedChunks:
             at = self.parts[q], self.parts[s]
             cotangent[q, s] += 0.5 * (H[at] * products[at]).sum()
         return cotangent
-
-    def summed(self, sums: Callable[[Iterable[MixedChunk]], Sums]) -> Sums:
-        """Return sums over the rows of all shards, which threads may share."""
-        parallel = all(kernel.parallel for kernel in self.kernels)
-        if self._kept is not None:
-            return self.blocks.summed(parallel_map(sums, self._kept, parallel=parallel))
-        kept: list[list[MixedChunk]] = []
-
-        def evaluated(shard: Iterable[RowBlock]) -> Sums:
-            if not self._keep:
-                return sums(map(self._evaluate, shard))
-            chunks = [self._evaluate(block) for block in shard]
-            kept.append(chunks)
-            return sums(chunks)
-
-        total = self.blocks.mapped(evaluated, parallel=parallel)
-        if self._keep:
-            self._kept = sorted(kept, key=lambda chunks: chunks[0].block.rows.start)
-        return total
 
     @torch.no_grad()
     def _evaluate(self, block: RowBlock) -> MixedChunk:
