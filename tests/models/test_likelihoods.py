@@ -256,12 +256,14 @@ def test_log_density_mixture_components_may_use_fewer_nodes() -> None:
     """Sixteen nodes and their reflections each, for 64 components: to 2e-3 in probability."""
     likelihood = softmax(False)
     mean, variance, Y = latents(64)
-    mixture = observation_model(likelihood).predict(mean, variance).mean.mean(0)
-    rough = observation_model(likelihood).predict(mean, variance, components=64).mean.mean(0)
+    fine = observation_model(likelihood)
+    coarse = fine.for_mixture(64)
+    mixture = fine.predict(mean, variance).mean.mean(0)
+    rough = coarse.predict(mean, variance).mean.mean(0)
     assert not torch.equal(rough, mixture)
     torch.testing.assert_close(rough, mixture, rtol=0, atol=2e-3)
-    whole = observation_model(likelihood).log_density(Y, mean, variance).exp().mean()
-    rough = observation_model(likelihood).log_density(Y, mean, variance, components=64).exp().mean()
+    whole = fine.log_density(Y, mean, variance).exp().mean()
+    rough = coarse.log_density(Y, mean, variance).exp().mean()
     torch.testing.assert_close(rough, whole, rtol=0, atol=2e-3)
 
 

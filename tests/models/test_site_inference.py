@@ -186,14 +186,15 @@ def test_infer_sites_distant_start_takes_few_evaluations(
         )
         anew = search()
         distant = Sites(scale * (anew.sites.linear + 1), anew.sites.precision)
-        count, evaluate = 0, mean_step_module._evaluate
+        problem = mean_step_module._SeparateFunctions
+        count, evaluate = 0, problem.evaluate
 
         def counted(*arguments: Any) -> mean_step_module.SiteInference:
             nonlocal count
             count += 1
             return evaluate(*arguments)
 
-        monkeypatch.setattr(mean_step_module, "_evaluate", counted)
+        monkeypatch.setattr(problem, "evaluate", counted)
         at = search(start=distant)
     assert at.converged
     assert at.bound == pytest.approx(anew.bound, abs=1e-6)

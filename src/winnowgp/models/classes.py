@@ -4,6 +4,7 @@ E log Φ(s f) of two classes is integrated by Gauss-Hermite quadrature, with one
 gradient. Integrals of softmax are means over fixed quasi-random nodes.
 """
 
+from dataclasses import dataclass, replace
 from math import log, pi, sqrt
 from typing import Any, final
 
@@ -49,13 +50,11 @@ class BernoulliObservations(ObservationModel):
         )
         return flat.reshape(mean.shape)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         # E[Φ((2y − 1) f)] = Φ((2y − 1) mean / √(1 + variance))
         return torch.special.log_ndtr((2 * Y - 1) * mean / (1 + variance).sqrt())
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         probability = torch.special.ndtr(mean / (1 + variance).sqrt())
         return Prediction(probability, probability * (1 - probability))
 
@@ -64,10 +63,17 @@ class BernoulliObservations(ObservationModel):
 
 
 @final
+@dataclass(frozen=True)
 class SoftmaxObservations(ObservationModel):
     """Class numbers in one column; each class probability depends on all latent functions."""
 
     likelihood: SoftmaxLikelihood
+    density_nodes: int = SOFTMAX_DENSITY_NODES
+    """Nodes of densities and probabilities."""
+
+    def for_mixture(self, components: int) -> "SoftmaxObservations":
+        count = max(_MIN_SOFTMAX_NODES, SOFTMAX_DENSITY_NODES // components)
+        return replace(self, density_nodes=count)
 
     def num_latents(self, targets: int) -> int:
         if targets != 1:
@@ -94,13 +100,11 @@ class SoftmaxObservations(ObservationModel):
         observed = self._logits(mean).gather(-1, Y.long().expand(*mean.shape[:-1], 1))
         return observed - self._logits(f).logsumexp(-1, keepdim=True).mean(0)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
-        return self._log_probability(mean, variance, components).gather(1, Y.long())
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return self._log_probability(mean, variance).gather(1, Y.long())
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
-        probability = self._log_probability(mean, variance, components).exp()
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
+        probability = self._log_probability(mean, variance).exp()
         return Prediction(probability, probability * (1 - probability))
 
     def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -121,10 +125,10 @@ class SoftmaxObservations(ObservationModel):
         return f if mixing is None else f @ mixing.mT
 
     def _log_probability(
-        self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"], components: int
+        self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]
     ) -> Float[Tensor, "N C"]:
         """Return log E_q(f)[softmax(f)] of each row, in blocks of rows."""
-        count = max(_MIN_SOFTMAX_NODES, SOFTMAX_DENSITY_NODES // components)
+        count = self.density_nodes
         widest = max(self.likelihood.num_classes, self.likelihood.num_features)
         rows = max(1, _SOFTMAX_NUMBERS // (2 * max(count, 2 * widest) * widest))
         blocks = zip(mean.split(rows), variance.split(rows), strict=True)

@@ -76,9 +76,7 @@ class CountObservations(ObservationModel):
         )
         return nats.masked_scatter(wide, graded)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return log E p(y | f), with nodes graded towards the peak of p(y | f) q(f)."""
         deviation = standard_deviation(variance)
         fixed = mean.detach(), deviation.detach()
@@ -90,7 +88,7 @@ class CountObservations(ObservationModel):
         log_q = -0.5 * ((f - mean) / deviation).square() - deviation.log()
         return (self._log_prob(f, Y) + log_q + step).logsumexp(0)
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         z, weights = hermite_nodes(DENSITY_NODES, mean)
         f = mean + standard_deviation(variance) * z
         return self._moments(f.clamp_min(_LOWEST_RATE), weights)

@@ -59,12 +59,10 @@ class GaussianObservations(ObservationModel):
         # −½ [log 2πσ² + ((y − m)² + v)/σ²]; a `Normal` checks its arguments, and waits for a GPU.
         return -0.5 * (log(2 * pi) + noise.log() + ((Y - mean).square() + variance) / noise)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return Normal(mean, (variance + self.likelihood.noise).sqrt()).log_prob(Y)
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         return Prediction(mean, variance + self.likelihood.noise)
 
     def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -114,13 +112,11 @@ class HeteroscedasticObservations(ObservationModel):
         square = ((Y - f).square() + v) * (-g + 0.5 * u).exp() / noise
         return -0.5 * (log(2 * pi) + noise.log() + g + square)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         f, wide, weights = self._mixture(mean, variance)
         return (Normal(f, wide).log_prob(Y) + weights.log()).logsumexp(0)
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         (f, g), (v, u) = mean.split(1, dim=-1), variance.split(1, dim=-1)
         return Prediction(f, v + self.likelihood.noise * (g + 0.5 * u).exp())
 
@@ -161,9 +157,7 @@ class StudentTObservations(ObservationModel):
         peak = self.likelihood.forward(zero).log_prob(zero)
         return peak - 0.5 * (nu + 1) * logarithm
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         deviation, log_weight = self._mixture(variance)
         return (Normal(mean, deviation).log_prob(Y) + log_weight).logsumexp(0)
 
@@ -241,9 +235,7 @@ class LaplaceObservations(ObservationModel):
         distance = z * (2 * torch.special.ndtr(ratio) - 1) + 2 * s * density
         return -(2 * b).log() - distance / b
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return the log density of the sum of a Laplace and a Gaussian variable."""
         b, s, z = self.likelihood.noise.sqrt(), quadrature.standard_deviation(variance), Y - mean
         above = -z / b + torch.special.log_ndtr(z / s - s / b)

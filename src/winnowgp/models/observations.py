@@ -51,6 +51,10 @@ class ObservationModel:
     likelihood: Any
     """The GPyTorch likelihood."""
 
+    def for_mixture(self, components: int) -> "ObservationModel":
+        """Return a model for rows that are components of mixtures, which may use fewer nodes."""
+        return self
+
     def num_latents(self, targets: int) -> int:
         """Return the number of latent functions for this number of target columns."""
         return targets
@@ -81,28 +85,16 @@ class ObservationModel:
         Y: Float[Tensor, "N P"],
         mean: Float[Tensor, "N F"],
         variance: Float[Tensor, "N F"],
-        *,
-        components: int = 1,
     ) -> Float[Tensor, "N P"]:
-        """Return log E_q(f)[p(y | f)] of each row and target, in nats.
-
-        Args:
-            components: number of mixture components that the rows belong to; each component may
-                then be integrated with fewer nodes.
-        """
+        """Return log E_q(f)[p(y | f)] of each row and target, in nats."""
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         f = mean + quadrature.standard_deviation(variance) * z
         return (self._given(f, "log_marginal").log_prob(Y) + weights.log()).logsumexp(0)
 
-    def predict(
-        self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"], *, components: int = 1
-    ) -> Prediction:
+    def predict(self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]) -> Prediction:
         """Return mean and variance of a new observation of each row.
 
         Classes have one column each, whose mean is the class probability.
-
-        Args:
-            components: as for `log_density`.
         """
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         return self._moments(mean + quadrature.standard_deviation(variance) * z, weights)
@@ -215,9 +207,7 @@ class UserDefinedObservations(ObservationModel):
         )
         return self._checked(nats, mean, "expected_log_prob")
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if not is_user_defined(self.likelihood, "log_marginal"):
             return super().log_density(Y, mean, variance)
         nats = self.likelihood.log_marginal(
@@ -225,7 +215,7 @@ class UserDefinedObservations(ObservationModel):
         )
         return self._checked(nats, mean, "log_marginal")
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         if not is_user_defined(self.likelihood, "marginal"):
             return super().predict(mean, variance)
         y = self._predictive(mean, variance)

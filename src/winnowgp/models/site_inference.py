@@ -203,7 +203,14 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
     coupling: Coupling | None
 
     def evaluate(self, sites: Sites) -> SiteInference:
-        return _evaluate(self.chunks, self.expected, sites)
+        """Evaluate sites in two passes over the rows, O(P N M²) each."""
+        sums = site_sums(self.chunks, sites)
+        q_mean, inverse = _solve_each(sums.roots, sums.D), sums.inverse(self.chunks.N)
+
+        def marginal(chunk: WhitenedChunk) -> tuple[Tensor, Tensor]:
+            return chunk.V.mT @ q_mean, sums.variance(chunk, inverse)
+
+        return self._with_likelihood(sites, sums, q_mean, marginal)
 
     def mean_step(self, at: SiteInference) -> tuple[MeanStep, float]:
         lifted = at.lift - at.q_mean
@@ -218,10 +225,55 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
         return step, (lifted * step.q_mean).sum().item()
 
     def move_means(self, at: SiteInference, step: MeanStep, rate: float) -> SiteInference:
-        return _move_means(self.chunks, self.expected, at, step, rate)
+        """Move only the means: one pass over the rows, O(P N M)."""
+        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
+        alpha = at.alpha() + rate * step.alpha
+        sites = Sites(alpha + at.sites.precision * mean, at.sites.precision)
+        roots = at.sums.roots
+        # D = B m
+        D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
+        return self._with_likelihood(
+            sites,
+            replace(at.sums, D=D),
+            q_mean,
+            lambda chunk: (mean[chunk.rows], at.variance[chunk.rows]),
+        )
 
     def converged(self, state: SiteInference) -> SiteInference:
         return replace(state, converged=True)
+
+    def _with_likelihood(
+        self,
+        sites: Sites,
+        sums: SiteSums,
+        q_mean: Tensor,
+        marginal: Callable[[WhitenedChunk], tuple[Tensor, Tensor]],
+    ) -> SiteInference:
+        """Evaluate the likelihood and its derivatives at the marginals, in one pass."""
+        mean, variance = torch.empty_like(sites.linear), torch.empty_like(sites.linear)
+        linear, precision = torch.empty_like(mean), torch.empty_like(mean)
+        nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
+        for chunk in self.chunks:
+            rows = chunk.rows
+            m, v = marginal(chunk)
+            total, slope, curvature = site_derivatives(self.expected, rows, m, v)
+            nats += total
+            mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
+            linear[rows] = slope + precision[rows] * m
+            lift.addmm_(chunk.V, slope)
+        if not torch.isfinite(nats + linear.sum() + precision.sum()):
+            raise NotPositiveDefiniteError(
+                "the gradient of the likelihood is not finite at some rows"
+            )
+        # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
+        inside = (sites.precision * variance).sum() - sums.open.sum()
+        kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
+        bound = (nats - kl).item()
+        if not isfinite(bound):
+            # ‖m‖² overflows before the gradients do.
+            raise NotPositiveDefiniteError("the bound is not finite")
+        implied = Sites(linear, precision)
+        return SiteInference(sites, sums, q_mean, mean, variance, implied, lift, bound)
 
 
 def _initialise(problem: _SeparateFunctions, P: int, start: Sites | None) -> SiteInference:
@@ -268,74 +320,6 @@ def _sweep(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
             B[p].addmm_(chunk.V * precision[:, p], chunk.V.mT)
         D.addmm_(chunk.V, sites.linear[rows])
     return sites
-
-
-def _evaluate(chunks: WhitenedChunks, expected: ExpectedLogProb, sites: Sites) -> SiteInference:
-    """Evaluate sites in two passes over the rows, O(P N M²) each."""
-    sums = site_sums(chunks, sites)
-    q_mean, inverse = _solve_each(sums.roots, sums.D), sums.inverse(chunks.N)
-
-    def marginal(chunk: WhitenedChunk) -> tuple[Tensor, Tensor]:
-        return chunk.V.mT @ q_mean, sums.variance(chunk, inverse)
-
-    return _with_likelihood(chunks, expected, sites, sums, q_mean, marginal)
-
-
-def _move_means(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    at: SiteInference,
-    step: MeanStep,
-    rate: float,
-) -> SiteInference:
-    """Move only the means: one pass over the rows, O(P N M)."""
-    q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
-    alpha = at.alpha() + rate * step.alpha
-    sites = Sites(alpha + at.sites.precision * mean, at.sites.precision)
-    roots = at.sums.roots
-    # D = B m
-    D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
-    return _with_likelihood(
-        chunks,
-        expected,
-        sites,
-        replace(at.sums, D=D),
-        q_mean,
-        lambda chunk: (mean[chunk.rows], at.variance[chunk.rows]),
-    )
-
-
-def _with_likelihood(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    sites: Sites,
-    sums: SiteSums,
-    q_mean: Tensor,
-    marginal: Callable[[WhitenedChunk], tuple[Tensor, Tensor]],
-) -> SiteInference:
-    """Evaluate the likelihood and its derivatives at the marginals, in one pass."""
-    mean, variance = torch.empty_like(sites.linear), torch.empty_like(sites.linear)
-    linear, precision = torch.empty_like(mean), torch.empty_like(mean)
-    nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
-    for chunk in chunks:
-        rows = chunk.rows
-        m, v = marginal(chunk)
-        total, slope, curvature = site_derivatives(expected, rows, m, v)
-        nats += total
-        mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
-        linear[rows] = slope + precision[rows] * m
-        lift.addmm_(chunk.V, slope)
-    if not torch.isfinite(nats + linear.sum() + precision.sum()):
-        raise NotPositiveDefiniteError("the gradient of the likelihood is not finite at some rows")
-    # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
-    inside = (sites.precision * variance).sum() - sums.open.sum()
-    kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
-    implied = Sites(linear, precision)
-    bound = (nats - kl).item()
-    if not isfinite(bound):
-        # ‖m‖² overflows before the gradients do.
-        raise NotPositiveDefiniteError("the bound is not finite")
-    return SiteInference(sites, sums, q_mean, mean, variance, implied, lift, bound)
 
 
 def _solve_each(roots: Float[Tensor, "P M M"], D: Float[Tensor, "M P"]) -> Float[Tensor, "M P"]:
