@@ -32,8 +32,7 @@ from winnowgp.models.observations import fill_with_observed, gaussian_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import RelaxedObjective
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import RelaxedObjective, subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 

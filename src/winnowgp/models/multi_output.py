@@ -68,7 +68,7 @@ from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.selection import SubsetObjective, SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar
 
 

@@ -42,8 +42,7 @@ from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import RelaxedObjective
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import RelaxedObjective, subset_statistics
 from winnowgp.typing import Masks, Nats, Noise, Scalar, TargetNoise, Weights
 
 PRECISIONS = ("double", "mixed")
