@@ -27,7 +27,7 @@ N P M numbers, and costs O(N P M²).
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -53,6 +53,7 @@ from winnowgp.models.site_updates import (
     MeanStep,
     SiteBound,
     SiteProblem,
+    SiteState,
     alternate,
     site_derivatives,
 )
@@ -64,34 +65,18 @@ _GAIN = 1e-7
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class MixedInference:
-    """q = N(B⁻¹ D, B⁻¹) of given sites, and the sites that likelihoods imply at its marginals."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedInference(SiteState):
+    """q = N(B⁻¹ D, B⁻¹) of the inducing values of all processes; rows are mixtures of these.
 
-    sites: Sites
+    Means are without the offsets of the likelihoods. Given earlier rows, the bound is one on the
+    log density of the rows.
+    """
+
     root: Float[Tensor, "M M"]
     """Cholesky factor of B."""
-    q_mean: Float[Tensor, " M"]
-    mean: Float[Tensor, "N P"]
-    """Mean of each mixture under q, without the offset of its likelihood."""
-    variance: Float[Tensor, "N P"]
-    implied: Sites
-    """Sites from the gradient of the likelihoods at these marginals; equal at the optimum."""
-    lift: Float[Tensor, " M"]
-    """Σ_ip v̂_ip ∂E/∂μ_ip; equal to the mean of q at the optimum."""
     trace: Scalar
     """tr B⁻¹."""
-    bound: float
-    """ELBO, or lower bound on the log density of the rows given earlier ones, in nats."""
-    converged: bool = False
-
-    def alpha(self) -> Float[Tensor, "N P"]:
-        """Return α = λ − w μ."""
-        return self.sites.linear - self.sites.precision * self.mean
-
-    def slope(self) -> Float[Tensor, "N P"]:
-        """Return ∂E/∂μ; equal to α at the optimum."""
-        return self.implied.linear - self.implied.precision * self.mean
 
 
 @torch.no_grad()
@@ -225,7 +210,7 @@ def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:
     return targets
 
 
-class _Mixtures(SiteProblem[MixedInference, MeanStep]):
+class _Mixtures(SiteProblem[MixedInference]):
     """Mixtures of processes with one joint q, in any coordinates."""
 
     @abstractmethod
@@ -254,14 +239,10 @@ class _Mixtures(SiteProblem[MixedInference, MeanStep]):
         alpha = at.slope() - at.alpha() - at.sites.precision * mean
         return MeanStep(alpha, q_mean, mean), float(lifted @ q_mean)
 
-    def move_means(self, at: MixedInference, step: MeanStep, rate: float) -> MixedInference:
-        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
-        precision = at.sites.precision
-        sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
+    def moved(
+        self, at: MixedInference, sites: Sites, q_mean: Tensor, mean: Tensor
+    ) -> MixedInference:
         return self._with_likelihood(sites, at.root, q_mean, mean, at.variance, at.trace)
-
-    def converged(self, state: MixedInference) -> MixedInference:
-        return replace(state, converged=True)
 
     def _with_likelihood(
         self,

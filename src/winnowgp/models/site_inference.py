@@ -51,6 +51,7 @@ from winnowgp.models.site_updates import (
     ExpectedLogProb,
     MeanStep,
     SiteProblem,
+    SiteState,
     alternate,
     site_derivatives,
 )
@@ -65,37 +66,16 @@ _PRODUCTS, _PRECISE = 50, 0.1
 _FAR = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class SiteInference:
-    """q(u) of given sites, and the sites that the likelihood implies at its marginals."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteInference(SiteState):
+    """q(u) of latent functions with a B_p each."""
 
-    sites: Sites
     sums: SiteSums
-    q_mean: Float[Tensor, "M P"]
-    """m = V α, in whitened coordinates."""
-    mean: Float[Tensor, "N P"]
-    """Mean of each row's centred latents under q."""
-    variance: Float[Tensor, "N P"]
-    implied: Sites
-    """Sites from the gradient of the likelihood at these marginals; equal at the optimum."""
-    lift: Float[Tensor, "M P"]
-    """V ∂E/∂μ; equal to m at the optimum."""
-    bound: float
-    """ELBO, in nats."""
-    converged: bool = False
-    """Whether the last update gained less than the tolerance; False if rounds ran out."""
 
     def constant(self) -> float:
         """Return Σ_i c_i, the bound less the evidence of the sites."""
         return self.bound - self.sums.evidence().item()
-
-    def alpha(self) -> Float[Tensor, "N P"]:
-        """Return α = λ − w μ."""
-        return self.sites.linear - self.sites.precision * self.mean
-
-    def slope(self) -> Float[Tensor, "N P"]:
-        """Return ∂E/∂μ; equal to α at the optimum."""
-        return self.implied.linear - self.implied.precision * self.mean
 
 
 @torch.no_grad()
@@ -195,7 +175,7 @@ def mean_step(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
+class _SeparateFunctions(SiteProblem[SiteInference]):
     """Latent functions with a B_p each, which a likelihood may couple."""
 
     chunks: WhitenedChunks
@@ -224,11 +204,8 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
         )
         return step, (lifted * step.q_mean).sum().item()
 
-    def move_means(self, at: SiteInference, step: MeanStep, rate: float) -> SiteInference:
+    def moved(self, at: SiteInference, sites: Sites, q_mean: Tensor, mean: Tensor) -> SiteInference:
         """Move only the means: one pass over the rows, O(P N M)."""
-        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
-        alpha = at.alpha() + rate * step.alpha
-        sites = Sites(alpha + at.sites.precision * mean, at.sites.precision)
         roots = at.sums.roots
         # D = B m
         D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
@@ -238,9 +215,6 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
             q_mean,
             lambda chunk: (mean[chunk.rows], at.variance[chunk.rows]),
         )
-
-    def converged(self, state: SiteInference) -> SiteInference:
-        return replace(state, converged=True)
 
     def _with_likelihood(
         self,
@@ -272,8 +246,16 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
         if not isfinite(bound):
             # ‖m‖² overflows before the gradients do.
             raise NotPositiveDefiniteError("the bound is not finite")
-        implied = Sites(linear, precision)
-        return SiteInference(sites, sums, q_mean, mean, variance, implied, lift, bound)
+        return SiteInference(
+            sites=sites,
+            sums=sums,
+            q_mean=q_mean,
+            mean=mean,
+            variance=variance,
+            implied=Sites(linear, precision),
+            lift=lift,
+            bound=bound,
+        )
 
 
 def _initialise(problem: _SeparateFunctions, P: int, start: Sites | None) -> SiteInference:
