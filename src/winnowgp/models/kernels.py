@@ -75,17 +75,15 @@ def covariance(
         if isinstance(kernel, ProductKernel):
             return reduce(torch.mul, components)
         return torch.stack(components).sum(0)
-    if type(kernel) is ScaleKernel and kernel.active_dims is None and _is_composed(kernel):
-        return kernel.outputscale[..., None, None] * covariance(kernel.base_kernel, A, B)
+    if type(kernel) is ScaleKernel and kernel.active_dims is None:
+        base = kernel.base_kernel
+        if isinstance(base, AdditiveKernel | ProductKernel):
+            return kernel.outputscale[..., None, None] * covariance(base, A, B)
     # Lazy evaluation takes a quarter of the time of a small block.
     with settings.lazily_evaluate_kernels(False):
         K = to_dense(kernel(A, B))
     base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
     return threshold(K, LEAST_COVARIANCE, 0.0) if type(base) is RBFKernel else K
-
-
-def _is_composed(kernel: ScaleKernel) -> bool:
-    return isinstance(kernel.base_kernel, AdditiveKernel | ProductKernel)
 
 
 def prior_variance(kernel: Kernel, X: Float[Tensor, "*S N D"]) -> Float[Tensor, "*S N"]:

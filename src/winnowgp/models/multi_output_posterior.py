@@ -162,8 +162,11 @@ class MultiOutputPosterior(nn.Module):
     ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
         """Return mean and covariance of the Q processes in each row."""
         self._check(X)
-        blocks = [self._processes(rows) for rows in X.split(_ROWS)]
-        means, covariances = zip(*blocks, strict=True)
+        means, covariances = [], []
+        for rows in X.split(_ROWS):
+            mean, left, explained = self._parts(rows)
+            means.append(mean)
+            covariances.append(torch.diag_embed(left) + explained @ explained.mT)
         return torch.cat(means), torch.cat(covariances)
 
     def covariance(
@@ -358,12 +361,6 @@ class MultiOutputPosterior(nn.Module):
             features=torch.einsum("pq,nqm->npm", self.mixing, explained),
             residual=left @ self.mixing.mT.square(),
         )
-
-    def _processes(
-        self, X: Float[Tensor, "N D"]
-    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
-        means, left, explained = self._parts(X)
-        return means, torch.diag_embed(left) + explained @ explained.mT
 
     def _parts(
         self, X: Float[Tensor, "N D"]

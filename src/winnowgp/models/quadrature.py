@@ -62,18 +62,14 @@ def normal_nodes(count: int, dimension: int) -> Float[Tensor, "T D"]:
     """
     # The cached nodes may be used in later calls with gradients.
     with torch.inference_mode(False):
-        return _sobol_nodes(max(count, 2 * dimension), dimension)
-
-
-def _sobol_nodes(count: int, dimension: int) -> Float[Tensor, "T D"]:
-    uniform = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0).draw(
-        count, dtype=torch.float64
-    )
-    # Scrambled points may be 0 or 1, whose normal quantile is infinite.
-    half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
-    root = cholesky(half.mT @ half / count).L
-    half = solve_lower(root, half.mT).mT
-    return torch.cat([half, -half])
+        count = max(count, 2 * dimension)
+        engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=0)
+        uniform = engine.draw(count, dtype=torch.float64)
+        # Scrambled points may be 0 or 1, whose normal quantile is infinite.
+        half = torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))
+        root = cholesky(half.mT @ half / count).L
+        half = solve_lower(root, half.mT).mT
+        return torch.cat([half, -half])
 
 
 @dataclass(frozen=True, slots=True)

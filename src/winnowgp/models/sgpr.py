@@ -201,7 +201,10 @@ class SparseGP(InducingModel):
             parallel=kernel.parallel and blocks.worth_sharing(self.K),
         )
         moments: list[Moments] = []
-        for group, own in zip(groups, _in_order(sums, groups), strict=True):
+        # Four sums of each group, then two numbers of each.
+        numbers = sums[4 * len(groups) :]
+        for i, group in enumerate(groups):
+            own = (*sums[4 * i : 4 * i + 4], *numbers[2 * i : 2 * i + 2])
             moments += _moments_of(group, own, blocks.observations)
         return L, tuple(moments)
 
@@ -397,13 +400,6 @@ def _group_targets(group: NoiseGroup, data: Dataset) -> GroupTargets:
         constant = own.P * weight_correction(own.weights, noise)
         noise = noise / own.weights
     return GroupTargets(own.Y, noise, constant, rows)
-
-
-def _in_order(sums: Sums, groups: list[NoiseGroup]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the four sums and the two numbers of each group."""
-    numbers = 4 * len(groups)
-    for i in range(len(groups)):
-        yield (*sums[4 * i : 4 * i + 4], *sums[numbers + 2 * i : numbers + 2 * i + 2])
 
 
 def _moments_of(
