@@ -1,6 +1,6 @@
 """Subsets of many Markov chains, with the marginal gains of every candidate in each.
 
-Each chain has the rows of an `elimination.EliminationState`: residuals of the candidates outside
+Each chain has the rows of an `elimination.KernelRows`: residuals of the candidates outside
 its subset and duals of those inside, in two geometries. A move changes one candidate per chain, in
 all chains at once and in place, on the device of the statistics. This saves the overhead of small
 matrices.
