@@ -48,8 +48,7 @@ from winnowgp.experiments.deep import STARTS
 from winnowgp.experiments.runs import Runs
 from winnowgp.experiments.square_wave import SquareWave, square_wave, train_square_wave
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import prediction_prices
-from winnowgp.models.deep_gp import seeded_elbo
+from winnowgp.models.deep_gp import prediction_prices, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import elimination_frontier
 from winnowgp.training.adam import Minibatches

@@ -24,8 +24,7 @@ from measure import RESULTS, Row, parser_of, table, timed
 from right_number_problems import split_table
 from winnowgp.data import Dataset
 from winnowgp.experiments.runs import Runs
-from winnowgp.models.deep_costs import prediction_prices
-from winnowgp.models.deep_gp import seeded_elbo
+from winnowgp.models.deep_gp import prediction_prices, seeded_elbo
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.selection import elimination_frontier
 from winnowgp.training.adam import Minibatches

@@ -16,7 +16,7 @@ from paper_ablations import outcomes
 from paper_ablations import summary as ablation_table
 from winnowgp.errors import InputError
 from winnowgp.experiments.base import PROCEDURE_NAMES, RELEASED_NAMES, Experiment, Scope
-from winnowgp.experiments.kin8nm_tradeoff import NAMES as DEEP_NAMES
+from winnowgp.experiments.deep import TRADEOFF_NAMES as DEEP_NAMES
 from winnowgp.experiments.runner import Reproduction, draw_experiment, select_experiments
 from winnowgp.experiments.sizes import SELECTION_NAMES
 

@@ -12,7 +12,7 @@ from helpers.selection_problems import chunked_moments
 from winnowgp.bounds.collapsed import Moments, moment_bound, prior_moments
 from winnowgp.gradients import all_masks
 from winnowgp.linalg import cholesky
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 
 noises = pytest.mark.parametrize("per_row", [False, True])
 

@@ -21,10 +21,10 @@ from winnowgp.bounds.sites import (
 from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.gradients import all_masks
-from winnowgp.models.autograd_chunks import AutogradChunks
-from winnowgp.models.chunked_kernels import StationaryChunks
-from winnowgp.models.kernels import RBFProfile, kernel_blocks
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.models.chunked_kernels import AutogradChunks
+from winnowgp.models.kernels import kernel_blocks
+from winnowgp.models.stationary import RBFProfile, StationaryChunks
+from winnowgp.selection.objective import subset_statistics
 
 close: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
 CHUNKS: list[dict[str, int]] = [{}, {"chunk": 7, "keep": 0}, {"chunk": 1, "keep": 10**9}]

@@ -13,7 +13,7 @@ from helpers.short_fits import short_shallow_starts
 from winnowgp import DeepGPClassifier, DeepGPRegressor
 from winnowgp.errors import InputError
 from winnowgp.estimators import deep, deep_training
-from winnowgp.models.deep_costs import prediction_prices
+from winnowgp.models.deep_gp import prediction_prices
 
 pytestmark = pytest.mark.usefixtures("short_shallow")
 

@@ -18,7 +18,7 @@ from winnowgp import (
     SparseGPRegressor,
 )
 from winnowgp.data import Dataset
-from winnowgp.data.repeats import pooled
+from winnowgp.data.noise import pooled
 from winnowgp.errors import InputError, MissingTargetsWarning
 from winnowgp.integrations.botorch import SparseGPModel
 from winnowgp.integrations.gpytorch import to_gpytorch

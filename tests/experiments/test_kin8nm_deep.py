@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from helpers.figures import scattered
 from winnowgp.experiments import kin8nm_deep
 from winnowgp.experiments.base import Row, Scope
+from winnowgp.experiments.deep import TradeoffGroup, draw_tradeoff, tradeoff_groups
 from winnowgp.experiments.kin8nm_deep import Fold, Kin8nmDeep, deep_predict_us
-from winnowgp.experiments.kin8nm_tradeoff import Group, draw_tradeoff, groups
 from winnowgp.experiments.runner import make_runs
 from winnowgp.experiments.runs import Runs
 
@@ -43,14 +43,14 @@ def rows_of_folds(*log_densities: float) -> list[Row]:
 
 def test_groups_several_folds_gives_mean_accuracy_and_time() -> None:
     rows = rows_of_folds(1.0, 1.5)
-    by_kind = {group.kind: group for group in groups(rows)}
+    by_kind = {group.kind: group for group in tradeoff_groups(rows)}
     assert list(by_kind) == ["weighed", "fast", "paper", "grid"]
     fast = by_kind["fast"]
     assert (fast.label, fast.sizes) == ("α = 1", [[5, 6], [5, 6]])
     assert (fast.cost, fast.accuracy) == (11, 1.25)
     assert by_kind["grid"].label == "[8, 8]"
     untimed = [row for row in rows if row["kind"] != "time"]
-    assert groups(untimed) == []
+    assert tradeoff_groups(untimed) == []
 
 
 def test_settings_grid_has_twenty_pairs_on_five_folds() -> None:
@@ -75,10 +75,10 @@ def test_draw_rows_of_every_kind_gives_figure_and_claims(tmp_path: Path) -> None
 
 def test_draw_tradeoff_shows_grid_and_each_procedure() -> None:
     grid = [
-        Group("grid", "", [[1, 1]], cost=cost, accuracy=nats)
+        TradeoffGroup("grid", "", [[1, 1]], cost=cost, accuracy=nats)
         for cost, nats in ((1.0, 0.1), (2.0, 0.2))
     ]
-    selected = Group("fast", "α = 1", [[7, 9], [7, 9]], cost=1.5, accuracy=0.3)
+    selected = TradeoffGroup("fast", "α = 1", [[7, 9], [7, 9]], cost=1.5, accuracy=0.3)
     ax = Figure().subplots()
     draw_tradeoff([*grid, selected], ax=ax)
     np.testing.assert_allclose(scattered(ax)[0], [[1.0, 0.1], [2.0, 0.2]])

@@ -14,7 +14,7 @@ from helpers import oracles
 from winnowgp.bounds.collapsed import Moments, grouped_sums
 from winnowgp.linalg import Cholesky, cholesky
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 
 
 def chunked_moments(L: Tensor, chunks: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Moments:

@@ -16,7 +16,7 @@ from winnowgp.data.sharding import ShardedSource
 from winnowgp.errors import InputError, NotPositiveDefiniteError, NotSaveableError
 from winnowgp.estimators import SparseGPRegressor
 from winnowgp.models import DeepGP, DeepLayer, SparseGP
-from winnowgp.models.chunked_kernels import StationaryChunks
+from winnowgp.models.stationary import StationaryChunks
 from winnowgp.selection import Frontier
 from winnowgp.training import (
     Checkpoint,

@@ -76,7 +76,7 @@ def uncollapsed_softmax(order: torch.Tensor) -> SubsetObjective:
 def site_statistics(order: torch.Tensor) -> SubsetObjective:
     gp, data = variational(order, BernoulliLikelihood(), targets=2)
     statistics = gp.subset_statistics(data)
-    assert len(statistics.roots.data) == 2
+    assert len(statistics.terms[0].data) == 2
     return statistics
 
 

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
 from winnowgp.data import Dataset
-from winnowgp.models.autograd_chunks import AutogradChunks
 from winnowgp.models.chunked_kernels import (
+    AutogradChunks,
     LinearChunks,
     ProductChunks,
-    StationaryChunks,
     SummedChunks,
     chunked_kernel,
 )
 from winnowgp.models.kernels import covariance
+from winnowgp.models.stationary import StationaryChunks
 
 
 def matern(nu: float, **arguments: Any) -> Kernel:

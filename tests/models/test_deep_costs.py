@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers.deep_problems import deep
-from winnowgp.models import DeepPosterior, deep_costs
-from winnowgp.models.deep_costs import ROWS, deep_predict_us, prediction_cost, prediction_prices
+from winnowgp.models import DeepPosterior, deep_gp
+from winnowgp.models.deep_gp import deep_predict_us, prediction_cost, prediction_prices
 
 
 def test_prediction_cost_counts_inputs_and_outputs_of_layers() -> None:
@@ -55,7 +55,7 @@ def test_deep_predict_us_is_the_shortest_time_of_a_row(monkeypatch: pytest.Monke
         return predict(posterior, X)
 
     monkeypatch.setattr(DeepPosterior, "predict", recorded)
-    monkeypatch.setattr(deep_costs, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(deep_gp, "perf_counter", lambda: next(clock))
     # 0.2 s, in microseconds.
-    assert deep_predict_us(model, (7, 5), samples=6) == pytest.approx(2e5 / ROWS)
-    assert set(seen) == {((7, 5), 6, ROWS)}
+    assert deep_predict_us(model, (7, 5), samples=6) == pytest.approx(2e5 / 200)
+    assert set(seen) == {((7, 5), 6, 200)}

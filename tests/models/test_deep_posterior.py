@@ -73,11 +73,9 @@ def test_deep_posterior_observations_and_densities_equal_mixture(seen: str) -> N
     pairs = list(zip(*mixture(model, X, 16), strict=True))
     with torch.no_grad():
         # Components of a mixture use fewer softmax nodes than a single Gaussian.
-        how = {"components": len(pairs)}
-        parts = [observation_model(model.likelihood).predict(m, v, **how) for m, v in pairs]
-        nats = torch.stack(
-            [observation_model(model.likelihood).log_density(Y, m, v, **how) for m, v in pairs]
-        )
+        observations = observation_model(model.likelihood).for_mixture(len(pairs))
+        parts = [observations.predict(m, v) for m, v in pairs]
+        nats = torch.stack([observations.log_density(Y, m, v) for m, v in pairs])
     means = torch.stack([part.mean for part in parts])
     squares = torch.stack([part.variance for part in parts]) + means.square()
     found = posterior.predict(X, observed=True)

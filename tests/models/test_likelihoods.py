@@ -24,8 +24,7 @@ from torch.distributions import Normal
 
 from helpers.observation_problems import MEAN, REAL, VARIANCE, built, latents, on_a_grid, softmax
 from winnowgp.errors import InputError
-from winnowgp.models import likelihoods as observations
-from winnowgp.models import quadrature as softmax_expectation
+from winnowgp.models import classes as softmax_expectation
 from winnowgp.models.likelihoods import copy_likelihood, observation_model
 
 BINARY = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -257,12 +256,14 @@ def test_log_density_mixture_components_may_use_fewer_nodes() -> None:
     """Sixteen nodes and their reflections each, for 64 components: to 2e-3 in probability."""
     likelihood = softmax(False)
     mean, variance, Y = latents(64)
-    mixture = observation_model(likelihood).predict(mean, variance).mean.mean(0)
-    rough = observation_model(likelihood).predict(mean, variance, components=64).mean.mean(0)
+    fine = observation_model(likelihood)
+    coarse = fine.for_mixture(64)
+    mixture = fine.predict(mean, variance).mean.mean(0)
+    rough = coarse.predict(mean, variance).mean.mean(0)
     assert not torch.equal(rough, mixture)
     torch.testing.assert_close(rough, mixture, rtol=0, atol=2e-3)
-    whole = observation_model(likelihood).log_density(Y, mean, variance).exp().mean()
-    rough = observation_model(likelihood).log_density(Y, mean, variance, components=64).exp().mean()
+    whole = fine.log_density(Y, mean, variance).exp().mean()
+    rough = coarse.log_density(Y, mean, variance).exp().mean()
     torch.testing.assert_close(rough, whole, rtol=0, atol=2e-3)
 
 
@@ -376,7 +377,7 @@ def test_softmax_row_blocks_give_equal_results(monkeypatch) -> None:
     whole = observation_model(likelihood).predict(mean, variance).mean
     expected = observation_model(softmax(False)).expected_log_prob(Y, mean, variance)
     coupling = observation_model(softmax(False)).coupling(mean, variance)
-    monkeypatch.setattr(observations, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
+    monkeypatch.setattr(softmax_expectation, "_SOFTMAX_NUMBERS", 2 * 4 * 1024)
     monkeypatch.setattr(softmax_expectation, "_NUMBERS", 1)
     torch.testing.assert_close(observation_model(likelihood).predict(mean, variance).mean, whole)
     torch.testing.assert_close(

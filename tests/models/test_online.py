@@ -18,7 +18,7 @@ from winnowgp.errors import InputError
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.kernels import covariance, prior_mean
 from winnowgp.models.online import OnlineGP
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 
 FIRST, SECOND = slice(0, 13), slice(13, 30)
 

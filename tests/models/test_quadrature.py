@@ -13,18 +13,16 @@ from scipy.special import log_ndtr
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-import winnowgp.models.quadrature as softmax_expectation_module
+import winnowgp.models.classes as softmax_expectation_module
 from helpers.observation_problems import built
-from winnowgp.models.likelihoods import observation_model
-from winnowgp.models.quadrature import (
+from winnowgp.models.classes import (
     SOFTMAX_NODES,
-    graded_nodes,
-    normal_nodes,
     probit_expectation,
     softmax_coupling,
     softmax_expectation,
-    student_expectation,
 )
+from winnowgp.models.likelihoods import observation_model
+from winnowgp.models.quadrature import graded_nodes, normal_nodes
 
 WIDE = [
     # Count, mean and standard deviation of f, and reference values for Poisson counts.
@@ -137,7 +135,7 @@ class Expectation(nn.Module):
         self.likelihood.noise = Y.new_tensor(noise)
 
     def forward(self, mean: Tensor, variance: Tensor) -> Tensor:
-        return student_expectation(self.likelihood, self.Y, mean, variance)
+        return observation_model(self.likelihood).expected_log_prob(self.Y, mean, variance)
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.7, 50.0])

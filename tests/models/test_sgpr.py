@@ -24,9 +24,9 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.gradients import all_masks
 from winnowgp.models import SparseGP
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_kernels import StationaryChunks, chunked_kernel
-from winnowgp.models.kernels import RBFProfile, kernel_blocks, prior_mean
+from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
+from winnowgp.models.kernels import kernel_blocks, prior_mean
+from winnowgp.models.stationary import RBFProfile, StationaryChunks
 from winnowgp.training import FastSchedule, MaxPoints, fit
 
 

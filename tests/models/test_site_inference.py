@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import winnowgp.models.site_inference as mean_step_module
-import winnowgp.models.svgp as svgp
+import winnowgp.models.site_updates as site_updates
 from helpers.site_problems import CASES, N, built, regression
 from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunks
 from winnowgp.bounds.sites import Sites
@@ -186,14 +186,15 @@ def test_infer_sites_distant_start_takes_few_evaluations(
         )
         anew = search()
         distant = Sites(scale * (anew.sites.linear + 1), anew.sites.precision)
-        count, evaluate = 0, mean_step_module._evaluate
+        problem = mean_step_module._SeparateFunctions
+        count, evaluate = 0, problem.evaluate
 
         def counted(*arguments: Any) -> mean_step_module.SiteInference:
             nonlocal count
             count += 1
             return evaluate(*arguments)
 
-        monkeypatch.setattr(mean_step_module, "_evaluate", counted)
+        monkeypatch.setattr(problem, "evaluate", counted)
         at = search(start=distant)
     assert at.converged
     assert at.bound == pytest.approx(anew.bound, abs=1e-6)
@@ -261,7 +262,7 @@ def test_infer_sites_far_from_prior_ignores_start(
 
 def test_best_q_without_convergence_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     gp, data, _ = large_counts(1e3, 2, PoissonLikelihood())
-    monkeypatch.setattr(svgp, "infer_sites", partial(infer_sites, max_rounds=2))
+    monkeypatch.setattr(site_updates, "_ROUNDS", 2)
     with pytest.warns(ConvergenceWarning, match=r"has not converged.*kernel variance"):
         gp.fixed_bound(data)
     # `ProfiledBound` does not warn.

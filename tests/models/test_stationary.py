@@ -11,14 +11,14 @@ from torch import Tensor
 
 from winnowgp.bounds.row_blocks import RowBlock, RowBlocks
 from winnowgp.data import Dataset
-from winnowgp.models.chunked_kernels import StationaryChunks
-from winnowgp.models.kernels import (
+from winnowgp.models.kernels import covariance
+from winnowgp.models.stationary import (
     Matern12Profile,
     Matern32Profile,
     Matern52Profile,
     RadialProfile,
     RBFProfile,
-    covariance,
+    StationaryChunks,
     stationary_form,
 )
 

@@ -21,7 +21,7 @@ from winnowgp.selection.continuous import (
     langevin_move,
     sample_locations,
 )
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 
 WEIGHTS = torch.tensor([0.0, -0.5, -3.0], dtype=torch.float64)  # at most two points
 INTENSITY, GRID, DRAWS = 3.0, 120, 300

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from helpers.selection_problems import line_problem, neighbours, problem
-from winnowgp.selection.objective import SearchObjective
-from winnowgp.selection.statistics import SummedStatistics, subset_statistics
+from winnowgp.selection import SubsetStatistics
+from winnowgp.selection.objective import subset_statistics
 
 
-def summed() -> SearchObjective:
+def summed() -> SubsetStatistics:
     """Two kernels; the second has three outputs and other row weights for one of them."""
     first = problem(1, K=14)
     second = replace(first, lengthscale=2.5, variance=0.5, Y=first.Y.repeat(1, 3))
     third = replace(second, Y=first.Y, weights=2 * first.weights.flip(0))
     other = subset_statistics(second.factor.L, second.moments, third.moments)
-    return SummedStatistics((first.statistics, other))
+    return SubsetStatistics((*first.statistics.terms, *other.terms))
 
 
-OBJECTIVES: dict[str, Callable[[], SearchObjective]] = {
+OBJECTIVES: dict[str, Callable[[], SubsetStatistics]] = {
     "plain": lambda: problem(2, K=14).statistics,
     "outputs": lambda: problem(3, K=14, P=3).statistics,
     "duplicates": lambda: problem(4, K=14, duplicates=4).statistics,
@@ -36,12 +36,12 @@ def subset(K: int, seed: int, *, share: float = 0.6) -> Tensor:
     return torch.rand(K, generator=torch.Generator().manual_seed(seed)) < share
 
 
-def everything(s: SearchObjective) -> Tensor:
+def everything(s: SubsetStatistics) -> Tensor:
     return torch.ones(s.K, dtype=torch.bool)
 
 
 @objectives
-def test_restrict_keeps_bounds_of_subsets(make: Callable[[], SearchObjective]) -> None:
+def test_restrict_keeps_bounds_of_subsets(make: Callable[[], SubsetStatistics]) -> None:
     s = make()
     mask = subset(s.K, 0)
     part = s.restrict(mask)
@@ -53,7 +53,7 @@ def test_restrict_keeps_bounds_of_subsets(make: Callable[[], SearchObjective]) -
 
 
 @objectives
-def test_restrict_to_nothing_leaves_the_empty_bound(make: Callable[[], SearchObjective]) -> None:
+def test_restrict_to_nothing_leaves_the_empty_bound(make: Callable[[], SubsetStatistics]) -> None:
     s = make()
     part = s.restrict(~everything(s))
     state = part.search_state(everything(part))
@@ -62,7 +62,7 @@ def test_restrict_to_nothing_leaves_the_empty_bound(make: Callable[[], SearchObj
 
 
 @objectives
-def test_state_of_all_candidates_matches_value(make: Callable[[], SearchObjective]) -> None:
+def test_state_of_all_candidates_matches_value(make: Callable[[], SubsetStatistics]) -> None:
     s = make()
     state = s.search_state(everything(s))
     up, down = neighbours(everything(s))
@@ -74,7 +74,7 @@ def test_state_of_all_candidates_matches_value(make: Callable[[], SearchObjectiv
 @objectives
 @pytest.mark.parametrize("share", [1, 2, 7])
 def test_remove_block_matches_recomputed_state(
-    make: Callable[[], SearchObjective], share: int
+    make: Callable[[], SubsetStatistics], share: int
 ) -> None:
     s = make()
     rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(1))[: s.K // share]
@@ -97,7 +97,7 @@ def test_cosines_are_partial_correlations() -> None:
     """The inner products of duals are the entries of K⁻¹ and of S⁻¹."""
     s = problem(2, K=14).statistics
     rows = torch.tensor([9, 2, 5])
-    covariances = [A @ A.mT for A in (s.roots.L, s.roots.data[0].LR)]
+    covariances = [A @ A.mT for A in (s.terms[0].L, s.terms[0].data[0].LR)]
     expected = []
     for precision in (torch.linalg.inv(A) for A in covariances):
         scale = precision.diagonal().rsqrt()
@@ -108,7 +108,7 @@ def test_cosines_are_partial_correlations() -> None:
 
 @objectives
 def test_contenders_follow_gains_while_they_leave(
-    make: Callable[[], SearchObjective],
+    make: Callable[[], SubsetStatistics],
 ) -> None:
     s = make()
     state = s.search_state(everything(s))
@@ -126,7 +126,7 @@ def test_contenders_follow_gains_while_they_leave(
 
 @objectives
 def test_remove_least_takes_the_smallest_gain_each_time(
-    make: Callable[[], SearchObjective],
+    make: Callable[[], SubsetStatistics],
 ) -> None:
     s = make()
     rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(2))[:6]

@@ -144,7 +144,7 @@ def test_swap_and_oscillating_search_never_lower_the_bound(
 
 def test_local_search_from_empty_and_full_set_agree() -> None:
     s = problem(34).statistics
-    table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
+    table = SquaredCardinality(8, 0.2).log_weights(s.terms[0].L)
     empty, full = torch.zeros(8, dtype=torch.bool), torch.ones(8, dtype=torch.bool)
     low, high = (local_search(s, start, log_weights=table) for start in (empty, full))
     assert low.score == pytest.approx(high.score, abs=1e-3)
@@ -152,7 +152,7 @@ def test_local_search_from_empty_and_full_set_agree() -> None:
 
 def test_local_search_result_is_local_optimum() -> None:
     s = problem(34).statistics
-    table = SquaredCardinality(8, 0.2).log_weights(s.roots.L)
+    table = SquaredCardinality(8, 0.2).log_weights(s.terms[0].L)
     result = local_search(s, torch.zeros(8, dtype=torch.bool), log_weights=table)
     assert result.bound == pytest.approx(s.value(result.mask[None])[0].item(), rel=1e-7)
     assert result.score == pytest.approx(result.bound + table[int(result.mask.sum())].item())
@@ -163,7 +163,7 @@ def test_local_search_result_is_local_optimum() -> None:
 def test_forward_selection_stops_at_max_size_or_without_improvement() -> None:
     s = problem(38, K=12).statistics
     assert len(forward_selection(s, max_size=3).masks) == 4
-    strong = SquaredCardinality(12, 1e9).log_weights(s.roots.L)
+    strong = SquaredCardinality(12, 1e9).log_weights(s.terms[0].L)
     assert len(forward_selection(s, log_weights=strong).masks) == 6
 
 

@@ -10,8 +10,7 @@ import torch
 from helpers.deep_problems import started, step_data
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP
-from winnowgp.models.deep_costs import prediction_cost, prediction_prices
-from winnowgp.models.deep_gp import estimate_elbo
+from winnowgp.models.deep_gp import estimate_elbo, prediction_cost, prediction_prices
 from winnowgp.models.deep_sites import deep_sites
 from winnowgp.selection import Frontier
 from winnowgp.training import (

@@ -8,7 +8,7 @@ are summed over rows and outputs, and larger is better. The modules hold
 - `two_pass`: its gradient;
 - `uncollapsed`: the bound of an explicit q(u);
 - `row_blocks`: sums over rows, in memory or out of core, in one process or several;
-- `evidence`: the log evidence of Gaussian regression, exact or between two bounds;
+- `evidence`: the log evidence of Gaussian regression, exact with its gradient, or between bounds;
 - `sites`: Gaussian sites for other likelihoods;
 - `streaming`: the bound of a stream, in which earlier rows are remembered at inducing points;
 - `gplvm`: psi statistics of uncertain inputs, and the bound of the GP-LVM.

@@ -1,10 +1,11 @@
-"""The log evidence of Gaussian regression at fixed hyper-parameters: exact, or between two bounds.
+"""The log evidence of Gaussian regression: exact, with its gradient, or between two bounds.
 
 With K̂ = K_ff + Σ, Σ = diag(σ²/w_i), the evidence of P outputs is
 
     log p(Y) = −½ Σ_p [N log 2π + log|K̂| + y_pᵀ K̂⁻¹ y_p].
 
-`exact_evidence` factorises K̂ in place: O(N³) time and N² numbers. `conjugate_gradient_evidence`
+`exact_evidence` factorises K̂ in place: O(N³) time and N² numbers. `evidence_gradient` returns the
+gradient as well. `conjugate_gradient_evidence`
 never forms K̂ (Artemev, Burt and van der Wilk 2021). It bounds both terms with Q̂ = Q_ff + Σ, where
 Q_ff ⪯ K_ff is the prior covariance that M inducing points explain. For any v and r = y − K̂ v,
 
@@ -15,8 +16,9 @@ positive semi-definite A = Q̂^{-½} (K_ff − Q_ff) Q̂^{-½}, bounded from its
 Frobenius norm f and a bound β on its eigenvalues (`log_det_bounds`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import inf, log, log1p, pi, sqrt
 from typing import TypeVar
 
@@ -24,11 +26,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from winnowgp.bounds import panels
 from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.bounds.row_blocks import free_memory
+from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, free_memory
+from winnowgp.bounds.two_pass import BoundGradient, ChunkedMean, gathered_noise, joined_columns
+from winnowgp.data.noise import TargetGroup, noise_groups
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower, squared_norm
-from winnowgp.typing import Noise
+from winnowgp.typing import Noise, TargetNoise
 
 _Number = TypeVar("_Number", int, float)
 
@@ -381,3 +386,96 @@ def _quotient(a: Float[Tensor, " P"], b: Float[Tensor, " P"]) -> Float[Tensor, "
 
 def _for_device(values: dict[str, _Number], device: torch.device) -> _Number:
     return values.get(device.type, values["cpu"])
+
+
+@torch.no_grad()
+def evidence_gradient(
+    kernel: ChunkedKernel,
+    block: RowBlock,
+    *,
+    mean: ChunkedMean,
+    noise: TargetNoise,
+    groups: Sequence[TargetGroup] | None = None,
+    products: Callable[[Tensor], Tensor] | None = None,
+) -> BoundGradient:
+    """Return the exact log evidence and its gradient; O(N³) for each group of targets.
+
+        log p(Y) = −½ [NP log 2π + P log|A| + ⟨Y, α⟩],   A = K_ff + Σ,  α = A⁻¹ Y
+        ∂/∂A = ½ (ααᵀ − P A⁻¹),   ∂/∂Y = −α
+
+    This is several times faster than differentiating the Cholesky factor by autograd. Row i has the
+    noise s_i + σ², with s known; with weights it is divided by w_i, and `weight_correction` is
+    added. Targets with other noise, or missing in other rows, have an A of their own.
+
+    The average information is the mean of the negative Hessian and its expectation, the Fisher
+    information ½ tr A⁻¹A_i A⁻¹A_j, where A is linear in the parameters (Gilmour, Thompson and
+    Cullis 1995). Its expectation is the Fisher information as well, and it costs O(N²) only:
+
+        I_ij = ½ Σ_p (A_i α_p)ᵀ A⁻¹ (A_j α_p),   A_i = ∂A/∂θ_i.
+
+    Args:
+        kernel: a kernel whose inducing points are the rows of `block`.
+        block: all rows.
+        mean: prior mean.
+        noise: σ², one for all targets or one each.
+        groups: groups of targets, as `RowBlocks` has them; all in one by default.
+        products: the products of ∂K_ff/∂θ_i with vectors, for all kernel parameters, if the average
+            information is to be returned. It is where all targets have the same noise in all rows.
+
+    Raises:
+        NotPositiveDefiniteError: A cannot be factorised.
+    """
+    centred, K = mean.centred(block), kernel.uu()
+    groups = groups or (TargetGroup(tuple(range(centred.shape[1]))),)
+    parts = noise_groups(groups, noise, separate=True)
+    only = len(parts) == 1 and groups[0].complete
+    total, values, slopes, alphas = K if only else torch.zeros_like(K), [], [], []
+    information = None
+    for part in parts:
+        rows = part.rows(block, centred)
+        Y, weights, variance = rows.Y, block.weights, rows.variance
+        variance = part.noise if variance is None else variance
+        observed = part.group.observed(part.group.columns(centred))
+        at = slice(None) if observed is None else observed.nonzero().flatten()
+        if observed is not None:
+            weights = None if weights is None else weights[at]
+            Y, variance = Y[at], variance[at] if variance.dim() else variance
+        N, P = Y.shape
+        A = K if only else K[at][:, at].clone()
+        A.diagonal().add_(variance if weights is None else variance / weights)
+        # Factor, inverse and gradient take the place of A, as new memory costs as much as the
+        # products; all are symmetric, so that rows and columns may be exchanged.
+        L = definite_cholesky(A.mT, overwrite=True)
+        log_det = 2 * half_log_det(L)
+        A_inverse = panels.inverse_of_factor(L, overwrite=True)
+        alpha = A_inverse @ Y
+        value = -0.5 * (N * P * log(2 * pi) + P * log_det + (Y * alpha).sum())
+        if products is not None and only and noise.dim() == 0:
+            own = alpha if weights is None else alpha / weights[:, None]
+            moved = torch.cat([own[None], products(alpha)]).mT.flatten(0, 1)
+            weighed = (moved @ A_inverse).unflatten(0, (-1, P))
+            information = 0.5 * torch.einsum("ipn,jpn->ij", weighed, moved.unflatten(0, (-1, P)))
+        gradient = A_inverse.addmm_(alpha, alpha.mT, beta=-0.5 * P, alpha=0.5)
+        slope = gradient.diagonal().sum()
+        if weights is not None:
+            value = value + P * weight_correction(weights, variance)
+            correction = 0.5 * ((1 - weights) / variance).sum()
+            slope = (gradient.diagonal() / weights).sum() + P * correction
+        if only:
+            total, mean_gradient = gradient, alpha
+        else:
+            mean_gradient = torch.zeros_like(rows.Y)
+            mean_gradient[at] = alpha
+            index = torch.arange(len(K), device=K.device)[at]
+            total[index[:, None], index] += gradient
+        values.append(value)
+        slopes.append((part, slope))
+        alphas.append(mean_gradient)
+    mean.pull(block, joined_columns(parts, alphas, centred))
+    return BoundGradient(
+        reduce(torch.add, values),
+        gathered_noise(noise, slopes),
+        mean.pulled(),
+        kernel.gradient(kernel.pulled(), total),
+        information,
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain, pairwise
 from math import ceil
-from typing import TypeAlias, final
+from typing import Generic, TypeAlias, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from winnowgp.bounds.panels import inverted, lower_product, squared_columns
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import target_groups
+from winnowgp.data.noise import target_groups
 from winnowgp.linalg import cholesky, definite_cholesky, parallel_map, solve_lower
 
 # Rows of a block on a CPU: matrices with one column per row should stay in the caches.
@@ -45,6 +45,8 @@ KEEP = 2**29
 # Relative to the mean of diag K_uu. Part of the objective and of its gradient; with the 1e-12 of
 # `linalg.cholesky` the gradient for close inducing points is mostly rounding error.
 JITTER = 1e-8
+
+_Chunk = TypeVar("_Chunk")
 
 Sums: TypeAlias = tuple[Tensor, ...]
 """Sums over rows, which may be added over shards and processes."""
@@ -294,6 +296,70 @@ class ChunkedKernel(ABC):
         """
 
 
+class DifferentiableChunks(ChunkedKernel):
+    """A kernel whose derivatives in its parameters can be multiplied with vectors."""
+
+    @abstractmethod
+    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
+        """Return (∂K_uu/∂θ_i) v for each parameter θ_i, in the order of `gradient`."""
+
+
+class KeptChunks(ABC, Generic[_Chunk]):
+    """What is evaluated for each block of rows, kept in memory after the first pass if it fits.
+
+    Args:
+        blocks: the rows.
+        keep: whether to keep chunks of rows that are in memory.
+        parallel: whether threads may share the shards of rows that are in memory.
+    """
+
+    def __init__(self, blocks: RowBlocks, *, keep: bool, parallel: bool) -> None:
+        self.blocks, self._parallel = blocks, parallel
+        self._keep = keep and blocks.in_memory
+        self._shards: list[list[_Chunk]] | None = None
+
+    @abstractmethod
+    def _evaluate(self, block: RowBlock) -> _Chunk:
+        """Evaluate a block."""
+
+    def summed(self, sums: Callable[[Iterable[_Chunk]], Sums]) -> Sums:
+        """Return sums over the rows of all processes; `sums` forms the sums of one shard."""
+        if not self.blocks.in_memory:
+            return self.blocks.summed(sums(shard) for shard in self._evaluated())
+        try:
+            shards = parallel_map(sums, self._evaluated(), parallel=self._parallel)
+        except BaseException:
+            # Chunks that were to be kept may be incomplete.
+            self._shards = None
+            raise
+        return self.blocks.summed(shards)
+
+    def _evaluated(self) -> Iterator[Iterable[_Chunk]]:
+        if self._shards is not None:
+            yield from self._shards
+            return
+        shards: list[list[_Chunk]] = []
+        for shard in self.blocks.shards():
+            chunks = map(self._evaluate, shard)
+            if self._keep:
+                shards.append([])
+                chunks = _recorded(chunks, shards[-1])
+            yield chunks
+        if self._keep:
+            self._shards = shards
+
+
+def _recorded(chunks: Iterable[_Chunk], record: list[_Chunk]) -> Iterator[_Chunk]:
+    for chunk in chunks:
+        record.append(chunk)
+        yield chunk
+
+
+def keep_bytes(blocks: RowBlocks) -> int:
+    """Return the bytes of chunks that may be kept in memory."""
+    return blocks.free // 4 if blocks.device.type == "cuda" else KEEP
+
+
 @dataclass(frozen=True, slots=True)
 class WhitenedChunk:
     """V = L⁻¹ K_uf of a block, and the unexplained variance t_i = k_ii − ‖v_i‖² of its rows."""
@@ -310,7 +376,7 @@ class WhitenedChunk:
 
 
 @final
-class WhitenedChunks:
+class WhitenedChunks(KeptChunks[WhitenedChunk]):
     """The whitened chunks of all rows, kept in memory after the first pass if they fit.
 
     Args:
@@ -335,11 +401,11 @@ class WhitenedChunks:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.dtype = dtype or L.dtype
-        self.kernel, self.blocks, self.L, self._L_inverse = kernel, blocks, L, L_inverse
-        self.N = blocks.N
-        limit = _keep_bytes(blocks) // self.dtype.itemsize if keep is None else keep
-        self._keep = blocks.in_memory and 2 * self.N * L.shape[0] <= limit
-        self._shards: list[list[WhitenedChunk]] | None = None
+        self.kernel, self.L, self._L_inverse = kernel, L, L_inverse
+        self.N, M = blocks.N, len(L)
+        limit = keep_bytes(blocks) // self.dtype.itemsize if keep is None else keep
+        parallel = kernel.parallel and blocks.worth_sharing(M)
+        super().__init__(blocks, keep=limit >= 2 * self.N * M, parallel=parallel)
 
     @classmethod
     def for_gradients(
@@ -403,56 +469,12 @@ class WhitenedChunks:
     def __iter__(self) -> Iterator[WhitenedChunk]:
         return chain.from_iterable(self._evaluated())
 
-    def summed(self, sums: Callable[[Iterable[WhitenedChunk]], Sums]) -> Sums:
-        """Return sums over the rows of all processes; `sums` forms the sums of one shard.
-
-        Shards in memory are shared among threads if the kernel allows it and the pass is long.
-        """
-        if not self.blocks.in_memory:
-            return self.blocks.summed(sums(shard) for shard in self._evaluated())
-        parallel = self.kernel.parallel and self.blocks.worth_sharing(len(self.L))
-        try:
-            shards = parallel_map(sums, self._evaluated(), parallel=parallel)
-        except BaseException:
-            # Chunks that were to be kept may be incomplete.
-            self._shards = None
-            raise
-        return self.blocks.summed(shards)
-
-    def _evaluated(self) -> Iterator[Iterable[WhitenedChunk]]:
-        if self._shards is not None:
-            yield from self._shards
-            return
-        shards: list[list[WhitenedChunk]] = []
-        for shard in self.blocks.shards():
-            chunks = map(self._evaluate, shard)
-            if self._keep:
-                shards.append([])
-                chunks = _recorded(chunks, shards[-1])
-            yield chunks
-        if self._keep:
-            self._shards = shards
-
     def _evaluate(self, block: RowBlock) -> WhitenedChunk:
         Kuf = self.kernel.uf(block).to(self.dtype)
-        V = self._whitened(Kuf)
+        if self._L_inverse is None:
+            V = solve_lower(self.L, Kuf)
+        else:
+            V = lower_product(self._L_inverse.to(self.dtype), Kuf)
         # t_i is non-negative up to rounding.
         t = (self.kernel.ff(block) - squared_columns(V)).clamp_min(0)
         return WhitenedChunk(block, Kuf, V, t)
-
-    def _whitened(self, Kuf: Float[Tensor, "M B"]) -> Float[Tensor, "M B"]:
-        if self._L_inverse is None:
-            return solve_lower(self.L, Kuf)
-        return lower_product(self._L_inverse.to(self.dtype), Kuf)
-
-
-def _keep_bytes(blocks: RowBlocks) -> int:
-    return blocks.free // 4 if blocks.device.type == "cuda" else KEEP
-
-
-def _recorded(
-    chunks: Iterable[WhitenedChunk], record: list[WhitenedChunk]
-) -> Iterator[WhitenedChunk]:
-    for chunk in chunks:
-        record.append(chunk)
-        yield chunk

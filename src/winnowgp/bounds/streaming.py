@@ -439,11 +439,12 @@ def row_moments(
     """Return the moments of rows of given precisions, without the constant of their density."""
     VW = V * precision
     square = (precision[:, None] * Y.square()).sum()
-    return Moments(VW @ V.mT, VW @ Y, square, precision @ kff, V.new_zeros(()), _number(N))
+    N = N.item() if isinstance(N, Tensor) else N
+    return Moments(VW @ V.mT, VW @ Y, square, precision @ kff, V.new_zeros(()), N)
 
 
 def restrict_moments(
-    L: Float[Tensor, "K K"], moments: list[Moments], mask: Tensor
+    L: Float[Tensor, "K K"], moments: Sequence[Moments], mask: Tensor
 ) -> tuple[Float[Tensor, "M M"], list[Moments]]:
     """Return the factor and the moments of a subset of the candidates, without the rows; O(K² M).
 
@@ -493,7 +494,3 @@ def posterior_moments(
         moments.append(Moments(C, D, zero, C.diagonal().sum(), constant, N))
     square = 2 * (nats - elbo) / len(moments)
     return [replace(m, square=square) for m in moments]
-
-
-def _number(N: Any) -> int | float:
-    return N.item() if isinstance(N, Tensor) else N

@@ -1,4 +1,4 @@
-"""The gradient of the collapsed bound of rows that come in chunks, and of the exact evidence.
+"""The gradient of the collapsed bound of rows that come in chunks.
 
 The gradient (`two_pass_bound`) takes two passes. With K_uu = L Lᵀ, V = L⁻¹ K_uf, C = V Vᵀ,
 d = V Y, B = I + C/σ², β = B⁻¹ d/σ² and t_i = k_ii − ‖v_i‖² the collapsed bound is
@@ -16,12 +16,16 @@ The Cholesky factor itself is not differentiated. Memory is O(chunk · M + M²) 
 weight w counts as w equal rows: its terms of these sums and of the gradient are multiplied by w.
 
 Targets with different noise, or missing in different rows, are groups whose bounds are added
-(`target_groups`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
+(`data.noise`). A group with known noise s_i has Σ = diag(s_i + σ²) in place of σ²I: sums are
 formed with w_i/(s_i + σ²), and those with w_i/(s_i + σ²)², their derivatives in σ², as well.
+
+Most small tables have all rows in one block, no known noise, no missing targets, one noise variance
+and rows of weight one. For few rows and inducing points the number of operations decides, not their
+size: `OneBlockBound` takes fewer for the same bound and gradient.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
@@ -33,9 +37,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds import panels, row_blocks
-from winnowgp.bounds.collapsed import weight_correction
-from winnowgp.bounds.one_block import OneBlockBound, one_block
-from winnowgp.data.target_groups import NoiseGroup, TargetGroup, noise_groups
+from winnowgp.data.noise import NoiseGroup, noise_groups
 from winnowgp.linalg import definite_cholesky, half_log_det
 from winnowgp.typing import TargetNoise
 
@@ -123,7 +125,7 @@ def two_pass_bound(
         for chunk in shard:
             centred = mean.centred(chunk.block)
             pulled = [factor.pulled(chunk, centred) for factor in factors]
-            own_mean.pull(chunk.block, _joined(groups, [Y for Y, _, _ in pulled], centred))
+            own_mean.pull(chunk.block, joined_columns(groups, [Y for Y, _, _ in pulled], centred))
             own_kernel.pull_uf(chunk.block, _total([Kuf for _, Kuf, _ in pulled]), chunk.Kuf)
             own_kernel.pull_ff(chunk.block, -0.5 * _total([kff for _, _, kff in pulled]))
         return (*own_kernel.pulled(), *own_mean.pulled())
@@ -343,10 +345,10 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, terms)
 
 
-def _joined(
+def joined_columns(
     groups: Sequence[NoiseGroup], columns: Sequence[Tensor], like: Float[Tensor, "B P"]
 ) -> Float[Tensor, "B P"]:
-    """Return columns of all targets from those of each group."""
+    """Return columns of all targets from those of each group of targets."""
     if len(groups) == 1:
         return columns[0]
     joined = torch.empty_like(like)
@@ -365,94 +367,108 @@ def gathered_noise(noise: TargetNoise, parts: Sequence[tuple[NoiseGroup, Tensor]
     return total
 
 
-@torch.no_grad()
-def evidence_gradient(
-    kernel: row_blocks.ChunkedKernel,
-    block: row_blocks.RowBlock,
-    *,
-    mean: ChunkedMean,
-    noise: TargetNoise,
-    groups: Sequence[TargetGroup] | None = None,
-    products: Callable[[Tensor], Tensor] | None = None,
-) -> BoundGradient:
-    """Return the exact log evidence and its gradient; O(N³) for each group of targets.
+# Elements of K_uf up to which a product of all rows is quicker than one in panels.
+_SMALL = 40_000
 
-        log p(Y) = −½ [NP log 2π + P log|A| + ⟨Y, α⟩],   A = K_ff + Σ,  α = A⁻¹ Y
-        ∂/∂A = ½ (ααᵀ − P A⁻¹),   ∂/∂Y = −α
 
-    This is several times faster than differentiating the Cholesky factor by autograd. Row i has the
-    noise s_i + σ², with s known; with weights it is divided by w_i, and `weight_correction` is
-    added. Targets with other noise, or missing in other rows, have an A of their own.
+def one_block(blocks: row_blocks.RowBlocks, noise: TargetNoise) -> row_blocks.RowBlock | None:
+    """Return the block of all rows if `OneBlockBound` has their bound, else None."""
+    block, (group, *others) = blocks.only, blocks.groups
+    if block is None or block.weights is not None or noise.dim() or noise.is_cuda:
+        return None
+    return block if group.plain and not others else None
 
-    The average information is the mean of the negative Hessian and its expectation, the Fisher
-    information ½ tr A⁻¹A_i A⁻¹A_j, where A is linear in the parameters (Gilmour, Thompson and
-    Cullis 1995). Its expectation is the Fisher information as well, and it costs O(N²) only:
 
-        I_ij = ½ Σ_p (A_i α_p)ᵀ A⁻¹ (A_j α_p),   A_i = ∂A/∂θ_i.
+@final
+@dataclass(frozen=True, slots=True)
+class OneBlockBound:
+    """The collapsed bound of the rows of a block, and what its gradient needs."""
 
-    Args:
-        kernel: a kernel whose inducing points are the rows of `block`.
-        block: all rows.
-        mean: prior mean.
-        noise: σ², one for all targets or one each.
-        groups: groups of targets, as `RowBlocks` has them; all in one by default.
-        products: the products of ∂K_ff/∂θ_i with vectors, for all kernel parameters, if the average
-            information is to be returned. It is where all targets have the same noise in all rows.
+    kernel: row_blocks.ChunkedKernel
+    block: row_blocks.RowBlock
+    Y: Float[Tensor, "N P"]
+    """Targets minus the prior mean."""
+    noise: float
+    value: float
+    """The bound in nats."""
+    misfit: float
+    """‖Y‖² − ⟨d, β⟩ + P Σ t_i."""
+    L_inverse: Float[Tensor, "M M"]
+    Kuf: Float[Tensor, "M N"]
+    V: Float[Tensor, "M N"]
+    C: Float[Tensor, "M M"]
+    """V Vᵀ/σ²."""
+    LB: Float[Tensor, "M M"]
+    beta: Float[Tensor, "M P"]
 
-    Raises:
-        NotPositiveDefiniteError: A cannot be factorised.
-    """
-    centred, K = mean.centred(block), kernel.uu()
-    groups = groups or (TargetGroup(tuple(range(centred.shape[1]))),)
-    parts = noise_groups(groups, noise, separate=True)
-    only = len(parts) == 1 and groups[0].complete
-    total, values, slopes, alphas = K if only else torch.zeros_like(K), [], [], []
-    information = None
-    for part in parts:
-        rows = part.rows(block, centred)
-        Y, weights, variance = rows.Y, block.weights, rows.variance
-        variance = part.noise if variance is None else variance
-        observed = part.group.observed(part.group.columns(centred))
-        at = slice(None) if observed is None else observed.nonzero().flatten()
-        if observed is not None:
-            weights = None if weights is None else weights[at]
-            Y, variance = Y[at], variance[at] if variance.dim() else variance
-        N, P = Y.shape
-        A = K if only else K[at][:, at].clone()
-        A.diagonal().add_(variance if weights is None else variance / weights)
-        # Factor, inverse and gradient take the place of A, as new memory costs as much as the
-        # products; all are symmetric, so that rows and columns may be exchanged.
-        L = definite_cholesky(A.mT, overwrite=True)
-        log_det = 2 * half_log_det(L)
-        A_inverse = panels.inverse_of_factor(L, overwrite=True)
-        alpha = A_inverse @ Y
-        value = -0.5 * (N * P * log(2 * pi) + P * log_det + (Y * alpha).sum())
-        if products is not None and only and noise.dim() == 0:
-            own = alpha if weights is None else alpha / weights[:, None]
-            moved = torch.cat([own[None], products(alpha)]).mT.flatten(0, 1)
-            weighed = (moved @ A_inverse).unflatten(0, (-1, P))
-            information = 0.5 * torch.einsum("ipn,jpn->ij", weighed, moved.unflatten(0, (-1, P)))
-        gradient = A_inverse.addmm_(alpha, alpha.mT, beta=-0.5 * P, alpha=0.5)
-        slope = gradient.diagonal().sum()
-        if weights is not None:
-            value = value + P * weight_correction(weights, variance)
-            correction = 0.5 * ((1 - weights) / variance).sum()
-            slope = (gradient.diagonal() / weights).sum() + P * correction
-        if only:
-            total, mean_gradient = gradient, alpha
-        else:
-            mean_gradient = torch.zeros_like(rows.Y)
-            mean_gradient[at] = alpha
-            index = torch.arange(len(K), device=K.device)[at]
-            total[index[:, None], index] += gradient
-        values.append(value)
-        slopes.append((part, slope))
-        alphas.append(mean_gradient)
-    mean.pull(block, _joined(parts, alphas, centred))
-    return BoundGradient(
-        _total(values),
-        gathered_noise(noise, slopes),
-        mean.pulled(),
-        kernel.gradient(kernel.pulled(), total),
-        information,
-    )
+    @classmethod
+    def of(
+        cls,
+        kernel: row_blocks.ChunkedKernel,
+        block: row_blocks.RowBlock,
+        Y: Float[Tensor, "N P"],
+        *,
+        noise: float,
+    ) -> "OneBlockBound":
+        """Return the bound at fixed parameters; O(N M² + M³).
+
+        Args:
+            kernel: kernel at fixed parameters, whose sums are zero.
+            block: all rows.
+            Y: targets minus the prior mean.
+            noise: σ².
+
+        Raises:
+            NotPositiveDefiniteError: K_uu or B cannot be factorised.
+        """
+        (N, P), Kuu = Y.shape, kernel.uu()
+        if len(Kuu):
+            Kuu.diagonal().add_(row_blocks.JITTER * Kuu.diagonal().mean())
+        L_inverse, Kuf = panels.inverted(definite_cholesky(Kuu)), kernel.uf(block)
+        is_small = Kuf.numel() <= _SMALL
+        V = L_inverse @ Kuf if is_small else panels.lower_product(L_inverse, Kuf)
+        C = V @ V.mT if is_small else _gram(V)
+        d = V @ Y
+        # Non-negative up to rounding.
+        trace = max((kernel.ff(block).sum() - C.diagonal().sum()).item(), 0.0)
+        C.div_(noise)
+        B = C.clone()
+        B.diagonal().add_(1.0)
+        LB = definite_cholesky(B)
+        beta = torch.cholesky_solve(d, LB).div_(noise)
+        misfit = (Y.square().sum() - (d * beta).sum()).item() + P * trace
+        log_det = N * log(2 * pi * noise) + 2 * half_log_det(LB).item()
+        value = -0.5 * (P * log_det + misfit / noise)
+        return cls(kernel, block, Y, noise, value, misfit, L_inverse, Kuf, V, C, LB, beta)
+
+    def gradient(self) -> tuple[float, Float[Tensor, "N P"], tuple[Tensor, ...]]:
+        """Return ∂F/∂σ², ∂F/∂mean, and the gradient in the kernel; once, as it overwrites."""
+        (N, P), M, noise, beta = self.Y.shape, len(self.C), self.noise, self.beta
+        B_inverse = panels.inverse_of_factor(self.LB)
+        shrunk = M - B_inverse.diagonal().sum().item() - N
+        slope = 0.5 * (P * shrunk + self.misfit / noise - beta.square().sum().item()) / noise
+        # ∂F/∂K_uf = L⁻ᵀ [(P I − P B⁻¹ − ββᵀ) V + β Yᵀ] / σ²
+        outer = beta @ beta.mT
+        middle = torch.add(outer, B_inverse, alpha=P).neg_()
+        middle.diagonal().add_(P)
+        middle = panels.upper_product(self.L_inverse, middle).div_(noise)
+        left = (self.L_inverse.mT @ beta).div_(noise)
+        # ∂F/∂K_uu = −½ L⁻ᵀ [P(C/σ² − I + B⁻¹) + ββᵀ] L⁻¹
+        inner = outer.add_(self.C.add_(B_inverse), alpha=P)
+        inner.diagonal().sub_(P)
+        half = panels.upper_product(self.L_inverse, inner)
+        Kuu_gradient = panels.upper_product(self.L_inverse, half.mT).mul_(-0.5)
+        if M:
+            Kuu_gradient.diagonal().add_(Kuu_gradient.diagonal().sum() * (row_blocks.JITTER / M))
+        Kuf_gradient = (left @ self.Y.mT).addmm_(middle, self.V)
+        kernel, block = self.kernel, self.block
+        kernel.pull_uf(block, Kuf_gradient, self.Kuf)
+        kernel.pull_ff(block, self.Y.new_full((1,), -0.5 * P / noise))
+        mean_gradient = torch.addmm(self.Y, self.V.mT, beta, alpha=-1).div_(noise)
+        return slope, mean_gradient, kernel.gradient(kernel.pulled(), Kuu_gradient)
+
+
+def _gram(V: Float[Tensor, "M N"]) -> Float[Tensor, "M M"]:
+    total = V.new_zeros(len(V), len(V))
+    panels.add_gram(total, V, V)
+    return panels.from_panels(total)

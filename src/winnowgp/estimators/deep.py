@@ -35,7 +35,7 @@ from winnowgp.estimators.deep_training import DEPTHS, best_start, deep_schedule,
 from winnowgp.estimators.kernels import AUTO, AUTO_KERNELS, kernel_from
 from winnowgp.estimators.numeric_targets import NumericTargets
 from winnowgp.models import DeepGP, DeepPosterior
-from winnowgp.models.deep_costs import Allocation, deep_predict_us, prediction_cost
+from winnowgp.models.deep_gp import Allocation, deep_predict_us, prediction_cost
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.models.observations import Prediction
 from winnowgp.training import (
@@ -149,7 +149,7 @@ class DeepEstimator(BaseGP, ABC):
             unchanged; None with the paper's schedule.
         allocations_: numbers of inducing points per layer, prediction time and ELBO of the trained
             models whose ELBO no quicker one reaches, quickest first
-            (`winnowgp.models.deep_costs.Allocation`); of the model alone unless there is a
+            (`winnowgp.models.deep_gp.Allocation`); of the model alone unless there is a
             `tolerance` and the fast schedule.
         comparison_: the deep model beside a shallow GP of the same rows, and which of them is the
             result (`winnowgp.estimators.deep_shallow.ShallowComparison`); None where there is no

@@ -16,7 +16,7 @@ from winnowgp.estimators.base import goal_within
 from winnowgp.estimators.deep_shallow import has_shallow_start, with_shallow_top
 from winnowgp.estimators.kernels import kernel_from
 from winnowgp.models import DeepGP, deep_layers
-from winnowgp.models.deep_costs import deep_predict_us
+from winnowgp.models.deep_gp import deep_predict_us
 from winnowgp.models.deep_layer import HIDDEN_MEANS
 from winnowgp.models.likelihoods import has_noise, observation_model
 from winnowgp.training import (

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from winnowgp.data import Dataset, Source
-from winnowgp.data.repeats import pooled
+from winnowgp.data.noise import pooled
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns, documented, rows_at_once

@@ -34,7 +34,7 @@ from winnowgp.estimators.stream_records import BatchRecord, FirstRows, StreamRec
 from winnowgp.estimators.validation import HETEROSCEDASTIC, LIKELIHOODS
 from winnowgp.io.registry import register, register_class
 from winnowgp.models import DeepPosterior, MixturePosterior, MultiOutputPosterior, Posterior
-from winnowgp.models.deep_costs import Allocation
+from winnowgp.models.deep_gp import Allocation
 from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,

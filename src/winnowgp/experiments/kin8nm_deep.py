@@ -43,17 +43,15 @@ from winnowgp.experiments.base import (
 )
 from winnowgp.experiments.deep import (
     STARTS,
+    TRADEOFF_NAMES,
     draw_layer_sizes,
-    equal_size_claims,
-    spread_rows,
-    train_fixed_sizes,
-)
-from winnowgp.experiments.kin8nm_tradeoff import (
-    NAMES,
     draw_tradeoff,
+    equal_size_claims,
     frontier_claim,
-    groups,
     last_layer_claim,
+    spread_rows,
+    tradeoff_groups,
+    train_fixed_sizes,
 )
 from winnowgp.linalg import single_thread
 from winnowgp.models import DeepGP, deep_layers
@@ -198,8 +196,8 @@ class Kin8nmDeep(Experiment):
         return settings["kind"] == "time"
 
     def draw(self, rows: Sequence[Row], path: Path) -> Path:
-        grouped = groups(rows)
-        kinds = [kind for kind in NAMES if any(group.kind == kind for group in grouped)]
+        grouped = tradeoff_groups(rows)
+        kinds = [kind for kind in TRADEOFF_NAMES if any(group.kind == kind for group in grouped)]
         with styled():
             figure = Figure(figsize=(7 + 3 * len(kinds), 4))
             left, *right = figure.subplots(1, 1 + len(kinds), width_ratios=[1.8] + [1] * len(kinds))
@@ -208,13 +206,15 @@ class Kin8nmDeep(Experiment):
                 members = sorted((g for g in grouped if g.kind == kind), key=lambda g: g.label)
                 draw_layer_sizes({group.label: group.sizes for group in members}, ax=ax)
                 runs = max(len(group.sizes) for group in members)
-                ax.set_title(f"{NAMES[kind]}, {counted(runs, 'fold')}")
+                ax.set_title(f"{TRADEOFF_NAMES[kind]}, {counted(runs, 'fold')}")
         return save_figure(figure, path)
 
     def claims(self, rows: Sequence[Row]) -> list[str]:
-        grouped = groups(rows)
+        grouped = tradeoff_groups(rows)
         grid = [group for group in grouped if group.kind == "grid"]
-        selected = {kind: [group for group in grouped if group.kind == kind] for kind in NAMES}
+        selected = {
+            kind: [group for group in grouped if group.kind == kind] for kind in TRADEOFF_NAMES
+        }
         return [
             *(frontier_claim(kind, each, grid) for kind, each in selected.items() if each and grid),
             *(

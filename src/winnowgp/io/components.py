@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from winnowgp.errors import ModelFileError, NotSaveableError
 from winnowgp.io.registry import listed, register
-from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.heteroscedastic import LogVarianceLikelihood
+from winnowgp.models.kernels import BoxKernel
 from winnowgp.models.likelihoods import copy_likelihood
 from winnowgp.models.priors import LongLengthscalePrior
 from winnowgp.models.target_likelihoods import TargetLikelihoods

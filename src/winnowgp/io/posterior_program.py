@@ -12,12 +12,13 @@ from torch import Tensor
 from winnowgp.io.program import Program, add_kernel, not_exportable
 from winnowgp.linalg import solve_lower
 from winnowgp.models import MultiOutputPosterior, Posterior
+from winnowgp.models.classes import SOFTMAX_DENSITY_NODES
 from winnowgp.models.fidelity_posterior import (
     FidelityModel,
     FidelityPosterior,
     NonlinearFidelityPosterior,
 )
-from winnowgp.models.likelihoods import SOFTMAX_DENSITY_NODES, is_plain
+from winnowgp.models.likelihoods import is_plain
 from winnowgp.models.multi_output_posterior import ProcessMixture
 from winnowgp.models.observations import DENSITY_NODES, target_noise
 from winnowgp.models.quadrature import normal_nodes

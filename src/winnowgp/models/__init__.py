@@ -1,11 +1,11 @@
 """Models with parameters and candidate inducing points, and their posteriors."""
 
-from winnowgp.models.box_kernel import BoxKernel
 from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer, deep_layers
 from winnowgp.models.deep_posterior import DeepPosterior
 from winnowgp.models.gplvm import LatentVariableGP, SampledLatentGP
 from winnowgp.models.greedy import ModelLocations, greedy_variance
+from winnowgp.models.kernels import BoxKernel
 from winnowgp.models.mixture import MixturePosterior, subset_mixture
 from winnowgp.models.multi_output import MultiOutputGP
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior

@@ -1,31 +1,34 @@
-"""Kernels evaluated in blocks of rows, with gradients of their parameters.
+"""Kernels and means evaluated in blocks of rows, with gradients of their parameters.
 
 `chunked_kernel` selects the implementation: RBF, Matérn and linear kernels have closed forms, and
 so have their sums and products; autograd differentiates every other kernel, or term of a sum or
-product, one block at a time.
+product, and every mean, one block at a time.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from copy import copy
-from functools import cached_property, reduce
+from functools import reduce
 from typing import final
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, ProductKernel, ScaleKernel
+from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.panels import add_product
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
-from winnowgp.models.autograd_chunks import AutogradChunks
-from winnowgp.models.kernels import RadialProfile, on_columns, stationary_form
+from winnowgp.bounds.row_blocks import (
+    ChunkedKernel,
+    DifferentiableChunks,
+    RowBlock,
+    RowBlocks,
+    Sums,
+)
+from winnowgp.bounds.two_pass import ChunkedMean
+from winnowgp.models.kernels import covariance, prior_mean, prior_variance
+from winnowgp.models.stationary import StationaryChunks, on_columns, stationary_form
 from winnowgp.typing import Scalar
 
-# Squared distance of an inducing point from the centre, in lengthscales, for the RBF kernel.
-# Distances are differences of numbers of this size: float32 represents them to 2e-6 up to here, and
-# float64 is used beyond.
-_REACH = 32.0
 _COMBINED = (AdditiveKernel, ProductKernel)
 
 
@@ -125,148 +128,6 @@ def _autograd_part(kernel: Kernel, Z: Float[Tensor, "M D"]) -> tuple[ChunkedKern
     parameters: list[Tensor] = [p for p in kernel.parameters() if p.requires_grad]
     points = Z.detach().requires_grad_()
     return AutogradChunks(kernel, Z=points, parameters=[*parameters, points]), parameters
-
-
-class DifferentiableChunks(ChunkedKernel):
-    """A kernel whose derivatives in its parameters can be multiplied with vectors."""
-
-    @abstractmethod
-    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
-        """Return (∂K_uu/∂θ_i) v for each parameter θ_i, in the order of `gradient`."""
-
-
-@final
-class StationaryChunks(DifferentiableChunks):
-    """An RBF or Matérn kernel, with a closed-form gradient in (s, ℓ, Z).
-
-    With φ(x) = [x, x², 1] and w = 1/ℓ² the scaled squared distances are linear in fixed features,
-
-        c r² = ⟨c [−2 w z, w, w·z²], φ(x)⟩,
-
-    so that a block is one thin product and the profile's function in place. For the pull-back, with
-    W = ∂F/∂K ∘ K ∘ ρ, all gradients in ℓ and Z follow from W φ(X), an M × (2D + 1) matrix.
-
-    Args:
-        profile: the kernel as a function of r².
-        Z: inducing points, centred as the features of the rows are.
-        variance: s.
-        lengthscales: ℓ; infinite for columns that the kernel ignores.
-        dtype: data type of blocks; that of Z if None.
-    """
-
-    parallel = True
-
-    def __init__(
-        self,
-        profile: RadialProfile,
-        *,
-        Z: Float[Tensor, "M D"],
-        variance: Scalar,
-        lengthscales: Float[Tensor, " D"],
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._profile, self._dtype = profile, dtype or Z.dtype
-        self._Z, self._s, self._l = Z, variance, lengthscales
-        self._w = lengthscales.square().reciprocal()
-        self._wZ = Z * self._w
-        self._norm = (self._wZ * Z).sum(1)
-        log_s = variance.log()
-        # One synchronisation for both numbers; `clamp_max_` with a tensor takes twice as long.
-        farthest = torch.cat([self._norm, log_s.new_zeros(1)]).amax()
-        self._log_s, reach = torch.stack([log_s, farthest]).tolist()
-        c = profile.rate
-        constant = (c * self._norm + log_s if profile.is_log else c * self._norm)[:, None]
-        coefficients = torch.cat([-2 * c * self._wZ, (c * self._w).expand(Z.shape), constant], 1)
-        # Where k is not differentiable, rounding of r² near zero would be that of r squared.
-        is_near = profile.is_smooth and profile.steepness * reach <= _REACH
-        self._coefficients = coefficients.to(self._dtype if is_near else Z.dtype)
-        self._zero()
-
-    def fork(self) -> "StationaryChunks":
-        other = copy(self)
-        other._zero()
-        return other
-
-    def uu(self) -> Float[Tensor, "M M"]:
-        return self._covariances[0].clone()
-
-    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        # With tiny lengthscales distances are differences of large numbers, whose rounding must not
-        # make a covariance larger than the variance.
-        return self._profile.covariances_(self._u(block), self._log_s)
-
-    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
-        return self._s.expand(len(block))
-
-    def pull_uf(
-        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
-    ) -> None:
-        self.pull_log(block, cotangent.mul_(Kuf))
-
-    def pull_log(self, block: RowBlock, P: Float[Tensor, "M B"]) -> None:
-        """Add the pull-back of P = ∂F/∂log K_uf = ∂F/∂K_uf ∘ K_uf of a block; overwrites P."""
-        self._pulled_log_s += P.sum(1).to(self._Z.dtype).sum()
-        W = self._profile.weigh_(P, lambda: self._u(block).to(P.dtype))
-        add_product(self._pulled, W, block.features.to(W.dtype))
-
-    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
-        # A cotangent that is the same for all rows may have a single entry.
-        self._pulled_log_s += self._s * cotangent.expand(len(block)).sum()
-
-    def pulled(self) -> tuple[Tensor, Tensor]:
-        sums = self._pulled, self._pulled_log_s
-        self._zero()
-        return sums
-
-    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, Tensor, Tensor]:
-        D, Z, (features, d_log_s) = self._Z.shape[1], self._Z, pulled
-        first, second, total = features.split([D, D, 1], 1)
-        Kuu, weighed = self._covariances
-        if weighed is not Kuu:
-            d_log_s = d_log_s + torch.dot(uu.flatten(), Kuu.flatten())
-        W = uu.mul_(weighed)
-        products = W @ torch.cat([Z, torch.ones_like(Z[:, :1])], 1)
-        sums = products[:, D:]
-        if weighed is Kuu:
-            d_log_s = d_log_s + sums.sum()
-        # Both arguments of K_uu are Z and its cotangent is symmetric: derivatives count twice.
-        moved = products[:, :D] - sums * Z
-        d_Z = self._w * (2 * moved + first - total * Z)
-        d_w = (Z * (moved + first) - 0.5 * second - 0.5 * total * Z.square()).sum(0)
-        # d log s = ds/s, dw = −2 w dℓ/ℓ
-        factor = self._profile.steepness
-        return d_log_s / self._s, -2 * factor * self._w * d_w / self._l, factor * d_Z
-
-    def products(self, v: Float[Tensor, "M P"]) -> Float[Tensor, "q M P"]:
-        # ∂K/∂ℓ_d = γ w_d/ℓ_d · (K ∘ ρ) ∘ (z_d − z'_d)², whose square is expanded.
-        (M, P), Z, (Kuu, weighed) = v.shape, self._Z.mT[:, :, None], self._covariances
-        moved = torch.cat([v[None], Z * v, Z.square() * v])
-        moved = (weighed @ moved.permute(1, 0, 2).reshape(M, -1)).unflatten(1, (-1, P))
-        constant, first, second = moved.permute(1, 0, 2).split([1, len(Z), len(Z)])
-        factor = self._profile.steepness * self._w / self._l
-        lengths = factor[:, None, None] * (Z * (Z * constant - 2 * first) + second)
-        return torch.cat([(Kuu @ v / self._s)[None], lengths])
-
-    def _zero(self) -> None:
-        self._pulled = self._Z.new_zeros(self._coefficients.shape)
-        self._pulled_log_s = self._Z.new_zeros(())
-
-    def _u(self, block: RowBlock) -> Float[Tensor, "M B"]:
-        features = block.features.to(self._coefficients.dtype)
-        return torch.mm(self._coefficients, features.mT).to(self._dtype)
-
-    @cached_property
-    def _covariances(self) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"]]:
-        """K_uu and K_uu ∘ ρ, which may be one tensor."""
-        profile, one = self._profile, torch.ones_like(self._Z[:, :1])
-        c, shift = profile.rate, 0.5 * self._log_s if profile.is_log else 0.0
-        # c r² = h + hᵀ with h = ⟨[−c w z, c w·z²], [z', 1]⟩: the sum is symmetric exactly.
-        left = torch.cat([-c * self._wZ, (c * self._norm + shift)[:, None]], 1)
-        h = torch.mm(left, torch.cat([self._Z, one], 1).mT)
-        K, weighed = profile.weighed_covariances_(h + h.mT, self._log_s)
-        # The diagonal is known.
-        K.diagonal().fill_(self._s)
-        return K, weighed
 
 
 @final
@@ -445,3 +306,109 @@ class ProductChunks(_CombinedChunks):
     def _cotangent(self, index: int, cotangent: Tensor, entries: Sequence[Tensor]) -> Tensor:
         others = [entry for i, entry in enumerate(entries) if i != index]
         return reduce(torch.mul, others, cotangent.clone())
+
+
+@final
+class AutogradChunks(ChunkedKernel):
+    """Any GPyTorch kernel, differentiated by autograd one block of rows at a time.
+
+    Each pull-back evaluates its block again with gradients, so that only one graph is in memory.
+
+    Args:
+        parameters: inputs of the gradient; `Z` may be one of them.
+    """
+
+    def __init__(
+        self, kernel: Kernel, *, Z: Float[Tensor, "M D"], parameters: Sequence[Tensor]
+    ) -> None:
+        self._kernel, self._Z = kernel, Z
+        self._rows = _GradientSums(parameters)
+
+    def fork(self) -> "AutogradChunks":
+        return AutogradChunks(self._kernel, Z=self._Z, parameters=self._rows.parameters)
+
+    @torch.no_grad()
+    def uu(self) -> Float[Tensor, "M M"]:
+        return covariance(self._kernel, self._Z, self._Z)
+
+    @torch.no_grad()
+    def uf(self, block: RowBlock) -> Float[Tensor, "M B"]:
+        return covariance(self._kernel, self._Z, block.X)
+
+    @torch.no_grad()
+    def ff(self, block: RowBlock) -> Float[Tensor, " B"]:
+        return prior_variance(self._kernel, block.X)
+
+    def pull_uf(
+        self, block: RowBlock, cotangent: Float[Tensor, "M B"], Kuf: Float[Tensor, "M B"]
+    ) -> None:
+        with torch.enable_grad():
+            self._rows.add(covariance(self._kernel, self._Z, block.X), cotangent.to(self._Z.dtype))
+
+    def pull_ff(self, block: RowBlock, cotangent: Float[Tensor, " B"]) -> None:
+        with torch.enable_grad():
+            self._rows.add(prior_variance(self._kernel, block.X), cotangent.expand(len(block)))
+
+    def pulled(self) -> Sums:
+        return self._rows.taken()
+
+    def gradient(self, pulled: Sums, uu: Float[Tensor, "M M"]) -> tuple[Tensor, ...]:
+        points = _GradientSums(self._rows.parameters)
+        with torch.enable_grad():
+            points.add(covariance(self._kernel, self._Z, self._Z), uu)
+        return tuple(a + b for a, b in zip(pulled, points.taken(), strict=True))
+
+
+@final
+class AutogradMean(ChunkedMean):
+    """Any GPyTorch mean, differentiated by autograd one block of rows at a time.
+
+    Args:
+        parameters: inputs of the gradient.
+    """
+
+    def __init__(self, mean: Mean, *, parameters: Sequence[Tensor]) -> None:
+        self._mean = mean
+        self._rows = _GradientSums(parameters)
+
+    def fork(self) -> "AutogradMean":
+        return AutogradMean(self._mean, parameters=self._rows.parameters)
+
+    @torch.no_grad()
+    def centred(self, block: RowBlock) -> Float[Tensor, "B P"]:
+        if isinstance(self._mean, ZeroMean):
+            return block.Y
+        return block.Y - prior_mean(self._mean, block.X)
+
+    def pull(self, block: RowBlock, cotangent: Float[Tensor, "B P"]) -> None:
+        if self._rows.parameters:
+            with torch.enable_grad():
+                values = prior_mean(self._mean, block.X).expand(cotangent.shape)
+                self._rows.add(values, cotangent)
+
+    def pulled(self) -> Sums:
+        return self._rows.taken()
+
+
+class _GradientSums:
+    """Gradients summed over blocks of rows."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = tuple(parameters)
+        self._totals = self._zeros()
+
+    def add(self, values: Tensor, cotangent: Tensor) -> None:
+        if not values.requires_grad:
+            return
+        gradients = torch.autograd.grad(values, self.parameters, cotangent, allow_unused=True)
+        for total, gradient in zip(self._totals, gradients, strict=True):
+            if gradient is not None:
+                total.add_(gradient)
+
+    def taken(self) -> Sums:
+        """Return the sums and reset them to zero."""
+        totals, self._totals = self._totals, self._zeros()
+        return totals
+
+    def _zeros(self) -> Sums:
+        return tuple(torch.zeros_like(p) for p in self.parameters)

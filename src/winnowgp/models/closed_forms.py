@@ -16,25 +16,18 @@ from gpytorch.means import Mean, ZeroMean
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlocks
+from winnowgp.bounds.evidence import evidence_gradient
+from winnowgp.bounds.row_blocks import ChunkedKernel, DifferentiableChunks, RowBlocks
 from winnowgp.bounds.streaming import Memory
 from winnowgp.bounds.streaming_gradient import streaming_gradient
 from winnowgp.bounds.two_pass import (
     BoundGradient,
-    evidence_gradient,
     one_pass_bound,
     two_pass_bound,
 )
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_kernels import (
-    DifferentiableChunks,
-    LinearChunks,
-    StationaryChunks,
-    SummedChunks,
-    chunked_kernel,
-)
+from winnowgp.models.chunked_kernels import AutogradMean, LinearChunks, SummedChunks, chunked_kernel
 from winnowgp.models.exact_gp import WithGradient, chunked_mean, evidence, unpacked
-from winnowgp.models.kernels import RadialProfile, stationary_form
+from winnowgp.models.stationary import RadialProfile, StationaryChunks, stationary_form
 from winnowgp.typing import Scalar, TargetNoise
 
 

@@ -15,14 +15,9 @@ from winnowgp.bounds.uncollapsed import marginals, subset_marginal, whitened_kl
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, solve_lower
 from winnowgp.models.base import check_kernel, copy_with
-from winnowgp.models.kernels import (
-    RBFProfile,
-    StationaryForm,
-    covariance,
-    prior_variance,
-    stationary_form,
-)
+from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.observations import Prediction
+from winnowgp.models.stationary import RBFProfile, StationaryForm, stationary_form
 from winnowgp.typing import Mask, Masks
 
 HIDDEN_MEANS = ("identity", "zero")

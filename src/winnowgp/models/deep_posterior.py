@@ -142,12 +142,9 @@ class DeepPosterior(nn.Module):
         """Return log p(y) of each row and target under the mixture, in nats."""
         components = self.components(X)
         T = len(components.mean)
-        nats = observation_model(self.likelihood).log_density(
-            Y.repeat(T, 1),
-            components.mean.flatten(0, 1),
-            components.variance.flatten(0, 1),
-            components=T,
-        )
+        model = observation_model(self.likelihood).for_mixture(T)
+        latents = components.mean.flatten(0, 1), components.variance.flatten(0, 1)
+        nats = model.log_density(Y.repeat(T, 1), *latents)
         return nats.reshape(T, *Y.shape).logsumexp(0) - log(T)
 
     def quantiles(
@@ -164,11 +161,8 @@ class DeepPosterior(nn.Module):
         )
 
     def _observed(self, mixture: Prediction) -> Prediction:
-        observed = observation_model(self.likelihood).predict(
-            mixture.mean.flatten(0, 1),
-            mixture.variance.flatten(0, 1),
-            components=len(mixture.mean),
-        )
+        model = observation_model(self.likelihood).for_mixture(len(mixture.mean))
+        observed = model.predict(mixture.mean.flatten(0, 1), mixture.variance.flatten(0, 1))
         shape = (*mixture.mean.shape[:2], observed.mean.shape[-1])
         return Prediction(observed.mean.reshape(shape), observed.variance.reshape(shape))
 

@@ -29,7 +29,7 @@ from winnowgp.models.deep_gp import DeepGP
 from winnowgp.models.deep_layer import DeepLayer, layer_covariance
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 from winnowgp.typing import Scalar
 
 

@@ -10,15 +10,14 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.evidence import GaussianRows
+from winnowgp.bounds.evidence import GaussianRows, evidence_gradient
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.two_pass import BoundGradient, evidence_gradient
+from winnowgp.bounds.two_pass import BoundGradient
 from winnowgp.data import Dataset
-from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
+from winnowgp.data.noise import NoiseGroup, noise_groups, target_groups
 from winnowgp.linalg import solve_lower
 from winnowgp.models import kernels
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.chunked_kernels import AutogradMean, chunked_kernel
 from winnowgp.typing import Scalar, TargetNoise
 
 

@@ -4,7 +4,7 @@ Every prediction is a mixture of S Gaussians: over the hyper-parameters, which f
 fidelity leave uncertain, and for a nonlinear relation also over the values of the lower fidelity.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
 
@@ -12,15 +12,13 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributions import Normal
 
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
-from winnowgp.models.mixture import mixture_moments
+from winnowgp.models.mixture import GaussianMixture
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior, ProcessMixture
 from winnowgp.models.observations import LEAST_NOISE, Prediction, gaussian_noise, target_noise
 from winnowgp.models.quadrature import standard_deviation
-from winnowgp.models.quantiles import gaussian_quantiles
 
 Update: TypeAlias = Callable[
     [MultiOutputPosterior | ProcessMixture, Dataset], MultiOutputPosterior | ProcessMixture
@@ -31,7 +29,7 @@ Update: TypeAlias = Callable[
 _COMPONENTS = 64
 
 
-class FidelityModel(nn.Module, ABC):
+class FidelityModel(GaussianMixture):
     """The base class of posteriors that predict each row at the fidelity in one of its columns.
 
     Args:
@@ -55,11 +53,6 @@ class FidelityModel(nn.Module, ABC):
     @abstractmethod
     def likelihood(self) -> Likelihood:
         """Gaussian noise with a variance for each fidelity."""
-
-    @property
-    @abstractmethod
-    def component_weights(self) -> Float[Tensor, " S"]:
-        """Weights of the Gaussians that a prediction mixes."""
 
     @abstractmethod
     def updated(self, data: Dataset, update: Update) -> "FidelityModel":
@@ -95,26 +88,6 @@ class FidelityModel(nn.Module, ABC):
         """Number of targets, which is one."""
         return 1
 
-    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N 1"]:
-        """Return the mean of each row at its fidelity."""
-        return self.predict(X).mean
-
-    def predict(
-        self,
-        X: Float[Tensor, "N D"],
-        *,
-        observed: bool = False,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Prediction:
-        """Return mean and variance of each row at its fidelity.
-
-        Args:
-            observed: whether to predict an observation y rather than the function.
-            noise: known noise variances of the observations, in addition to the learnt one.
-        """
-        each = self.component_predictions(X, observed=observed, noise=noise)
-        return mixture_moments(each.mean, each.variance, self.component_weights)
-
     def component_predictions(
         self,
         X: Float[Tensor, "N D"],
@@ -122,7 +95,7 @@ class FidelityModel(nn.Module, ABC):
         observed: bool = False,
         noise: Float[Tensor, "N 1"] | None = None,
     ) -> Prediction:
-        """Return means and variances of the Gaussians of the mixture, `[S N 1]` each."""
+        """Return means and variances of the Gaussians of each row at its fidelity, `[S N 1]`."""
         inputs, level = self._divided(X)
         mean = X.new_zeros(len(self.component_weights), len(X))
         variance = torch.zeros_like(mean)
@@ -133,30 +106,6 @@ class FidelityModel(nn.Module, ABC):
             )
         variance = variance[..., None]
         return Prediction(mean[..., None], variance if noise is None else variance + noise)
-
-    def log_density(
-        self,
-        X: Float[Tensor, "N D"],
-        Y: Float[Tensor, "N 1"],
-        *,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Float[Tensor, "N 1"]:
-        """Return log p(y) of each row at its fidelity, in nats."""
-        y = self.component_predictions(X, observed=True, noise=noise)
-        nats = Normal(y.mean, y.variance.sqrt()).log_prob(Y)
-        return torch.logsumexp(nats + self.component_weights.log()[:, None, None], 0)
-
-    def quantiles(
-        self,
-        X: Float[Tensor, "N D"],
-        probabilities: Float[Tensor, " R"],
-        *,
-        observed: bool = True,
-        noise: Float[Tensor, "N 1"] | None = None,
-    ) -> Float[Tensor, "R N 1"]:
-        """Return quantiles of each row at its fidelity; see `predict`."""
-        y = self.component_predictions(X, observed=observed, noise=noise)
-        return gaussian_quantiles(y.mean, y.variance, probabilities, weights=self.component_weights)
 
     def _divided(self, X: Float[Tensor, "N D"]) -> tuple[Float[Tensor, "N d"], Int[Tensor, "N 1"]]:
         """Return the other columns, and the index of each row's fidelity."""

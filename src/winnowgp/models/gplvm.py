@@ -32,8 +32,7 @@ from winnowgp.models.observations import fill_with_observed, gaussian_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.svgp import UncollapsedObjective, VariationalGP
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import RelaxedObjective
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import RelaxedObjective, subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 
@@ -264,7 +263,10 @@ class LatentVariableGP(LatentModel):
     ) -> LatentObjective:
         """Return the bound in nats as a function of the subset of candidates that is used."""
         _refuse_minibatch(rows)
-        kernel, columns = expected_kernel(self.kernel, self.latents.Q), self._columns(data)
+        self.check(data)
+        observed, pattern = data.patterns()
+        columns = ObservedColumns(data.filled(), observed.to(data.Y.dtype), pattern, self.noise)
+        kernel = expected_kernel(self.kernel, self.latents.Q)
         psi = kernel.psi(
             self.latents.mean, self.latents.variance, Z=self.candidates, weights=columns.weights
         )
@@ -313,11 +315,6 @@ class LatentVariableGP(LatentModel):
         objective = self.subset_objective(table)
         L = whitening_factor(objective.Kuu)
         return L, *gplvm_moments(L, objective.psi, objective.columns)
-
-    def _columns(self, table: MaskedMatrix) -> ObservedColumns:
-        self.check(table)
-        observed, pattern = table.patterns()
-        return ObservedColumns(table.filled(), observed.to(table.Y.dtype), pattern, self.noise)
 
 
 def _refuse_minibatch(rows: Tensor | None) -> None:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky, solve_lower
-from winnowgp.models.kernels import covariance, prior_variance, stationary_form
+from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.sgpr import SparseGP
+from winnowgp.models.stationary import stationary_form
 from winnowgp.selection import SubsetStatistics
 from winnowgp.typing import Scalar
 

@@ -42,7 +42,7 @@ from winnowgp.models.kernels import KernelBlocks, covariance, kernel_blocks, pri
 from winnowgp.models.likelihoods import HeteroscedasticLikelihood, observation_model
 from winnowgp.models.observations import LEAST_NOISE, Prediction
 from winnowgp.models.posterior import CompositePosterior, Posterior
-from winnowgp.models.quantiles import check_probabilities
+from winnowgp.models.quadrature import check_probabilities
 from winnowgp.models.sgpr import SparseGP
 from winnowgp.models.svgp import VariationalGP
 from winnowgp.selection import SubsetObjective, SubsetStatistics
@@ -342,8 +342,10 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
         optimal q.
         """
         f, g = self.function, self.log_noise
-        first = f.subset_statistics(self.weighted(data)).shifted(self.constant(data))
-        kl = self._function_kl(data)
+        weighted = self.weighted(data)
+        first = f.subset_statistics(weighted).shifted(self.constant(data))
+        q = f.posterior(weighted)
+        kl = whitened_kl(q.q_mean, q.q_factor).item()
         constant = -0.5 * data.observations * f.noise.log().item() - kl
         return first, g.subset_statistics(self.residuals(data)).shifted(constant)
 
@@ -426,12 +428,6 @@ class HeteroscedasticGP(SelectableModel[Dataset]):
     @staticmethod
     def _weights(g: Prediction) -> Float[Tensor, " N"]:
         return (-g.mean + 0.5 * g.variance).exp()[:, 0]
-
-    @torch.no_grad()
-    def _function_kl(self, data: Dataset) -> float:
-        """Return KL[q(u_f) ‖ p(u_f)] of the optimal q(u_f), in nats."""
-        f = self.function.posterior(self.weighted(data))
-        return whitened_kl(f.q_mean, f.q_factor).item()
 
 
 @torch.no_grad()

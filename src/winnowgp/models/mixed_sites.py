@@ -25,19 +25,19 @@ and the sites are optimal where they are those that the likelihoods imply at its
 N P M numbers, and costs O(N P M²).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.collapsed import Moments
-from winnowgp.bounds.mixing import MixedTargets
-from winnowgp.bounds.mixing_gradient import (
+from winnowgp.bounds.mixing import (
     MixedChunk,
     MixedChunks,
+    MixedTargets,
     TargetFunction,
     mixed_two_pass,
 )
@@ -50,45 +50,33 @@ from winnowgp.models.exact_gp import WithGradient
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
+    MeanStep,
     SiteBound,
     SiteProblem,
+    SiteState,
     alternate,
     site_derivatives,
 )
 from winnowgp.models.target_likelihoods import TargetLikelihoods, TargetObservations
 from winnowgp.typing import Scalar
 
+# Nats per observed target that the last update of the sites of more rows may gain.
+_GAIN = 1e-7
 
-@dataclass(frozen=True, slots=True)
-class MixedInference:
-    """q(u) of given sites, and the sites that the likelihoods imply at its marginals."""
 
-    sites: Sites
-    moments: Moments
-    """Moments of the sites, without a constant."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedInference(SiteState):
+    """q = N(B⁻¹ D, B⁻¹) of the inducing values of all processes; rows are mixtures of these.
+
+    Means are without the offsets of the likelihoods. Given earlier rows, the bound is one on the
+    log density of the rows.
+    """
+
     root: Float[Tensor, "M M"]
     """Cholesky factor of B."""
-    q_mean: Float[Tensor, " M"]
-    mean: Float[Tensor, "N P"]
-    """Mean of each mixture under q."""
-    variance: Float[Tensor, "N P"]
-    implied: Sites
-    """Sites from the gradient of the likelihoods at these marginals; equal at the optimum."""
-    lift: Float[Tensor, " M"]
-    """Σ_ip v̂_ip ∂E/∂μ_ip; equal to m at the optimum."""
-    trace: float
+    trace: Scalar
     """tr B⁻¹."""
-    bound: float
-    """ELBO, in nats."""
-    converged: bool = False
-
-    def alpha(self) -> Float[Tensor, "N P"]:
-        """Return α = λ − w μ."""
-        return self.sites.linear - self.sites.precision * self.mean
-
-    def slope(self) -> Float[Tensor, "N P"]:
-        """Return ∂E/∂μ; equal to α at the optimum."""
-        return self.implied.linear - self.implied.precision * self.mean
 
 
 @torch.no_grad()
@@ -97,9 +85,8 @@ def infer_mixed_sites(
     expected: ExpectedLogProb,
     *,
     mixing: Float[Tensor, "P Q"],
-    start: Sites | None = None,
+    start: Sites,
     gain: float,
-    max_rounds: int = 100,
 ) -> MixedInference:
     """Return the optimal q(u), to `gain` nats.
 
@@ -108,13 +95,33 @@ def infer_mixed_sites(
         mixing: W.
         start: sites to start from, such as those of nearby parameters.
     """
-    problem = _MixedProblem(chunks, expected, mixing)
-    flat = mixing.new_zeros(chunks.blocks.N, len(mixing))
-    try:
-        state = problem.evaluate(start or Sites(flat, flat))
-    except NotPositiveDefiniteError:
-        state = problem.evaluate(Sites(flat, flat))
-    return alternate(problem, state, gain=gain, max_rounds=max_rounds)
+    problem = _WhitenedMixtures(chunks, expected, mixing)
+    return alternate(problem, problem.started(start), gain=gain)
+
+
+@torch.no_grad()
+def conditioned_sites(
+    likelihood: TargetLikelihoods,
+    data: Dataset,
+    *,
+    mean: Float[Tensor, "N P"],
+    features: Float[Tensor, "N P M"],
+    residual: Float[Tensor, "N P"],
+) -> MixedInference:
+    """Return the optimal q(ε) of more rows, given the posterior of earlier ones.
+
+    Args:
+        likelihood: likelihoods of the targets.
+        data: more rows; targets may be missing.
+        mean: μ.
+        features: φ.
+        residual: variances of r.
+    """
+    expected = expected_targets(likelihood, data)
+    problem = _ConditionedMixtures(expected, mean, features.flatten(0, 1), residual)
+    observed = float((~torch.isnan(data.Y)).sum())
+    start = problem.started(initial_sites(likelihood, data))
+    return alternate(problem, start, gain=_GAIN * max(observed, 1.0))
 
 
 def expected_targets(likelihood: TargetLikelihoods, data: Dataset) -> ExpectedLogProb:
@@ -203,34 +210,83 @@ def site_targets(sites: Sites, mixing: Float[Tensor, "P Q"]) -> TargetFunction:
     return targets
 
 
-@dataclass(frozen=True, slots=True)
-class MeanStep:
-    """A direction for the means of q: changes of α, m and μ."""
+class _Mixtures(SiteProblem[MixedInference]):
+    """Mixtures of processes with one joint q, in any coordinates."""
 
-    alpha: Float[Tensor, "N P"]
-    q_mean: Float[Tensor, " M"]
-    mean: Float[Tensor, "N P"]
+    @abstractmethod
+    def _product(self, m: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
+        """Return v̂_ipᵀ m of each row and target, or φ_ipᵀ m."""
+
+    @abstractmethod
+    def _likelihoods(
+        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
+    ) -> tuple[Scalar, Tensor, Tensor, Float[Tensor, " M"]]:
+        """Return Σ_i E_i at the marginals, its derivatives in them, and the `lift`."""
+
+    def started(self, sites: Sites) -> MixedInference:
+        """Return q of given sites, or of flat ones where it has no covariance."""
+        try:
+            return self.evaluate(sites)
+        except NotPositiveDefiniteError:
+            flat = torch.zeros_like(sites.linear)
+            return self.evaluate(Sites(flat, flat))
+
+    def mean_step(self, at: MixedInference) -> tuple[MeanStep, float]:
+        # (I + Σ_ip w_ip v̂_ip v̂_ipᵀ) δ = Σ_ip g_ip v̂_ip − m, and the matrix is B.
+        lifted = at.lift - at.q_mean
+        q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
+        mean = self._product(q_mean)
+        alpha = at.slope() - at.alpha() - at.sites.precision * mean
+        return MeanStep(alpha, q_mean, mean), float(lifted @ q_mean)
+
+    def moved(
+        self, at: MixedInference, sites: Sites, q_mean: Tensor, mean: Tensor
+    ) -> MixedInference:
+        return self._with_likelihood(sites, at.root, q_mean, mean, at.variance, at.trace)
+
+    def _with_likelihood(
+        self,
+        sites: Sites,
+        root: Tensor,
+        q_mean: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        trace: Scalar,
+    ) -> MixedInference:
+        """Evaluate the likelihoods and their derivatives at the marginals; `trace` is tr B⁻¹."""
+        nats, slope, curvature, lift = self._likelihoods(mean, variance)
+        precision = -2 * curvature
+        linear = slope + precision * mean
+        if not torch.isfinite(nats + linear.sum() + precision.sum()):
+            raise NotPositiveDefiniteError(
+                "the gradient of the likelihood is not finite at some rows"
+            )
+        # KL = ½ [‖m‖² + log|B| + tr B⁻¹ − M]
+        kl = half_log_det(root) + 0.5 * (q_mean.square().sum() + (trace - len(root)))
+        return MixedInference(
+            sites=sites,
+            root=root,
+            q_mean=q_mean,
+            mean=mean,
+            variance=variance,
+            implied=Sites(linear, precision),
+            lift=lift,
+            trace=trace,
+            bound=(nats - kl).item(),
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _MixedProblem(SiteProblem[MixedInference, MeanStep]):
+class _WhitenedMixtures(_Mixtures):
+    """Mixtures in the whitened coordinates of the prior, in chunks of rows."""
+
     chunks: MixedChunks
     expected: ExpectedLogProb
     mixing: Float[Tensor, "P Q"]
 
     def evaluate(self, sites: Sites) -> MixedInference:
-        C, D, square, constant, diagonal, _ = self.chunks.moments(
-            site_targets(sites, self.mixing), shared=False
-        )
-        moments = Moments(
-            C=C,
-            D=D[:, None],
-            square=square,
-            diagonal=diagonal,
-            constant=constant,
-            N=self.chunks.blocks.observations,
-        )
+        C, D, *_ = self.chunks.moments(site_targets(sites, self.mixing), shared=False)
         eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
         root = definite_cholesky(C + eye)
         inverse = solve_lower(root, eye)
@@ -243,37 +299,10 @@ class _MixedProblem(SiteProblem[MixedInference, MeanStep]):
 
         self.chunks.summed(variances)
         q_mean = torch.cholesky_solve(D[:, None], root)[:, 0]
-        return self._with_likelihood(
-            sites,
-            moments,
-            root,
-            q_mean,
-            self._mean(q_mean),
-            variance,
-            float(inverse.square().sum()),
-        )
+        trace = inverse.square().sum()
+        return self._with_likelihood(sites, root, q_mean, self._product(q_mean), variance, trace)
 
-    def mean_step(self, at: MixedInference) -> tuple[MeanStep, float]:
-        # (I + Σ_ip w_ip v̂_ip v̂_ipᵀ) δ = Σ_ip g_ip v̂_ip − m, and the matrix is B.
-        lifted = at.lift - at.q_mean
-        q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
-        mean = self._mean(q_mean)
-        alpha = at.slope() - at.alpha() - at.sites.precision * mean
-        return MeanStep(alpha, q_mean, mean), float(lifted @ q_mean)
-
-    def move_means(self, at: MixedInference, step: MeanStep, rate: float) -> MixedInference:
-        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
-        precision = at.sites.precision
-        sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
-        # D = B m
-        moments = replace(at.moments, D=(at.root @ (at.root.mT @ q_mean))[:, None])
-        return self._with_likelihood(sites, moments, at.root, q_mean, mean, at.variance, at.trace)
-
-    def converged(self, state: MixedInference) -> MixedInference:
-        return replace(state, converged=True)
-
-    def _mean(self, m: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
-        """Return v̂_ipᵀ m of each row and target."""
+    def _product(self, m: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
         mean = m.new_empty(self.chunks.blocks.N, len(self.mixing))
 
         def means(shard: Iterable[MixedChunk]) -> Sums:
@@ -298,119 +327,40 @@ class _MixedProblem(SiteProblem[MixedInference, MeanStep]):
             S[:, q, q] += (chunk.kff[q] - chunk.V[p].square().sum(0)).clamp_min(0)
         return torch.einsum("pq,nqs,ps->np", self.mixing, S, self.mixing).clamp_min(0)
 
-    def _with_likelihood(
-        self,
-        sites: Sites,
-        moments: Moments,
-        root: Tensor,
-        q_mean: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        trace: float,
-    ) -> MixedInference:
-        """Evaluate the likelihoods and their derivatives at the marginals; `trace` is tr B⁻¹."""
-        linear, precision = torch.empty_like(mean), torch.empty_like(mean)
+    def _likelihoods(
+        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
+    ) -> tuple[Scalar, Tensor, Tensor, Float[Tensor, " M"]]:
+        slope, curvature = torch.empty_like(mean), torch.empty_like(mean)
 
-        def likelihoods(shard: Iterable[MixedChunk]) -> Sums:
-            nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
+        def sums(shard: Iterable[MixedChunk]) -> Sums:
+            nats, lift = mean.new_zeros(()), mean.new_zeros(self.chunks.M)
             for chunk in shard:
                 rows = chunk.block.rows
-                m, v = mean[rows], variance[rows]
-                total, slope, curvature = site_derivatives(self.expected, rows, m, v)
+                total, slope[rows], curvature[rows] = site_derivatives(
+                    self.expected, rows, mean[rows], variance[rows]
+                )
                 nats += total
-                precision[rows] = -2 * curvature
-                linear[rows] = slope + precision[rows] * m
-                mixed = slope @ self.mixing
+                mixed = slope[rows] @ self.mixing
                 for part, own in zip(self.chunks.parts, mixed.mT, strict=True):
                     lift[part] += chunk.V[part] @ own
             return nats, lift
 
-        nats, lift = self.chunks.summed(likelihoods)
-        if not torch.isfinite(nats + linear.sum() + precision.sum()):
-            raise NotPositiveDefiniteError(
-                "the gradient of the likelihood is not finite at some rows"
-            )
-        # KL = ½ [‖m‖² + log|B| + tr B⁻¹ − M]
-        kl = half_log_det(root) + 0.5 * (q_mean.square().sum() + trace - len(root))
-        return MixedInference(
-            sites=sites,
-            moments=moments,
-            root=root,
-            q_mean=q_mean,
-            mean=mean,
-            variance=variance,
-            implied=Sites(linear, precision),
-            lift=lift,
-            trace=trace,
-            bound=(nats - kl).item(),
-        )
-
-
-# Nats per observed target that the last update of the sites may gain.
-_GAIN = 1e-7
+        nats, lift = self.chunks.summed(sums)
+        return nats, slope, curvature, lift
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ConditionedSites:
-    """q(ε) of given sites, and the sites that the likelihoods imply at its marginals."""
+class _ConditionedMixtures(_Mixtures):
+    """Mixtures in the coordinates ε of the posterior that earlier rows left."""
 
-    sites: Sites
-    root: Float[Tensor, "M M"]
-    """Cholesky factor of B."""
-    q_mean: Float[Tensor, " M"]
-    mean: Float[Tensor, "N P"]
-    """Mean of each mixture, without the offset of its likelihood."""
-    variance: Float[Tensor, "N P"]
-    implied: Sites
-    lift: Float[Tensor, " M"]
-    """Σ_ip φ_ip ∂E/∂μ_ip; equal to the mean of q(ε) at the optimum."""
-    bound: float
-    """Lower bound on the log density of the rows given earlier ones, in nats."""
-
-    def alpha(self) -> Float[Tensor, "N P"]:
-        """Return α = λ − w μ."""
-        return self.sites.linear - self.sites.precision * self.mean
-
-
-@torch.no_grad()
-def conditioned_sites(
-    likelihood: TargetLikelihoods,
-    data: Dataset,
-    *,
-    mean: Float[Tensor, "N P"],
-    features: Float[Tensor, "N P M"],
-    residual: Float[Tensor, "N P"],
-) -> ConditionedSites:
-    """Return the optimal q of more rows, given that of earlier ones.
-
-    Args:
-        likelihood: likelihoods of the targets.
-        data: more rows; targets may be missing.
-        mean: μ.
-        features: φ.
-        residual: variances of r.
-    """
-    problem = _Problem(expected_targets(likelihood, data), mean, features.flatten(0, 1), residual)
-    flat = torch.zeros_like(mean)
-    try:
-        state = problem.evaluate(initial_sites(likelihood, data))
-    except NotPositiveDefiniteError:
-        state = problem.evaluate(Sites(flat, flat))
-    observed = float((~torch.isnan(data.Y)).sum())
-    return alternate(problem, state, gain=_GAIN * max(observed, 1.0))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Problem(SiteProblem[ConditionedSites, MeanStep]):
     expected: ExpectedLogProb
     centre: Float[Tensor, "N P"]
     features: Float[Tensor, "R M"]
     """φ, one row for each row and target."""
     residual: Float[Tensor, "N P"]
 
-    def evaluate(self, sites: Sites) -> ConditionedSites:
+    def evaluate(self, sites: Sites) -> MixedInference:
         weighted = sites.precision.reshape(-1, 1) * self.features
         eye = torch.eye(weighted.shape[1], dtype=weighted.dtype, device=weighted.device)
         root = definite_cholesky(eye + self.features.mT @ weighted)
@@ -418,52 +368,14 @@ class _Problem(SiteProblem[ConditionedSites, MeanStep]):
         q_mean = torch.cholesky_solve((self.features.mT @ pseudo)[:, None], root)[:, 0]
         spread = solve_lower(root, self.features.mT).square().sum(0)
         variance = spread.view(self.centre.shape) + self.residual
-        return self._with_likelihood(sites, root, q_mean, self._mean(q_mean), variance)
+        mean, trace = self.centre + self._product(q_mean), solve_lower(root, eye).square().sum()
+        return self._with_likelihood(sites, root, q_mean, mean, variance, trace)
 
-    def mean_step(self, at: ConditionedSites) -> tuple[MeanStep, float]:
-        # B δ = Σ_ip φ_ip ∂E/∂μ_ip − E ε
-        lifted = at.lift - at.q_mean
-        q_mean = torch.cholesky_solve(lifted[:, None], at.root)[:, 0]
-        mean = self._mean(q_mean) - self.centre
-        slope = at.implied.linear - at.implied.precision * at.mean
-        return MeanStep(slope - at.alpha() - at.sites.precision * mean, q_mean, mean), float(
-            lifted @ q_mean
-        )
+    def _product(self, m: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
+        return (self.features @ m).view(self.centre.shape)
 
-    def move_means(self, at: ConditionedSites, step: MeanStep, rate: float) -> ConditionedSites:
-        mean, precision = at.mean + rate * step.mean, at.sites.precision
-        sites = Sites(at.alpha() + rate * step.alpha + precision * mean, precision)
-        q_mean = at.q_mean + rate * step.q_mean
-        return self._with_likelihood(sites, at.root, q_mean, mean, at.variance)
-
-    def converged(self, state: ConditionedSites) -> ConditionedSites:
-        return replace(state)
-
-    def _mean(self, q_mean: Float[Tensor, " M"]) -> Float[Tensor, "N P"]:
-        return self.centre + (self.features @ q_mean).view(self.centre.shape)
-
-    def _with_likelihood(
-        self, sites: Sites, root: Tensor, q_mean: Tensor, mean: Tensor, variance: Tensor
-    ) -> ConditionedSites:
-        """Evaluate the likelihoods and their derivatives at the marginals."""
+    def _likelihoods(
+        self, mean: Float[Tensor, "N P"], variance: Float[Tensor, "N P"]
+    ) -> tuple[Scalar, Tensor, Tensor, Float[Tensor, " M"]]:
         nats, slope, curvature = site_derivatives(self.expected, slice(None), mean, variance)
-        precision = -2 * curvature
-        linear = slope + precision * mean
-        if not torch.isfinite(nats + linear.sum() + precision.sum()):
-            raise NotPositiveDefiniteError(
-                "the gradient of the likelihood is not finite at some rows"
-            )
-        inverse = solve_lower(root, torch.eye(len(root), dtype=root.dtype, device=root.device))
-        trace = inverse.square().sum() - len(root)
-        # KL = ½ [‖E ε‖² + log|B| + tr B⁻¹ − M]
-        kl = half_log_det(root) + 0.5 * (q_mean.square().sum() + trace)
-        return ConditionedSites(
-            sites=sites,
-            root=root,
-            q_mean=q_mean,
-            mean=mean,
-            variance=variance,
-            implied=Sites(linear, precision),
-            lift=self.features.mT @ slope.reshape(-1),
-            bound=float(nats - kl),
-        )
+        return nats, slope, curvature, self.features.mT @ slope.reshape(-1)

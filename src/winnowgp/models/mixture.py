@@ -1,6 +1,6 @@
 """Mixtures of posteriors: predictions averaged over hyper-parameters, or over subsets."""
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
 from math import isclose
 from typing import final
 
@@ -9,18 +9,101 @@ from gpytorch.kernels import ConstantKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributions import Normal
 
+from winnowgp.bounds.streaming import restrict_moments
 from winnowgp.data import Source
 from winnowgp.errors import InputError
 from winnowgp.models.observations import Prediction
 from winnowgp.models.pathwise import FREQUENCIES, PosteriorPaths
 from winnowgp.models.posterior import CompositePosterior, Posterior
-from winnowgp.models.quantiles import gaussian_quantiles
+from winnowgp.models.quadrature import gaussian_quantiles
 from winnowgp.models.sgpr import SparseGP
 
 
+class GaussianMixture(nn.Module, ABC):
+    """Posteriors under which each row and output is a mixture of S Gaussians."""
+
+    @property
+    @abstractmethod
+    def component_weights(self) -> Float[Tensor, " S"]:
+        """Weights of the Gaussians, which sum to one."""
+
+    @abstractmethod
+    def component_predictions(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
+        """Return means and variances of the Gaussians of the mixture, `[S N P]` each.
+
+        Args:
+            observed: whether they are those of an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+
+    def predict_mean(self, X: Float[Tensor, "N D"]) -> Float[Tensor, "N P"]:
+        """Return E[f(x)] of each row."""
+        return self.predict(X).mean
+
+    def predict(
+        self,
+        X: Float[Tensor, "N D"],
+        *,
+        observed: bool = False,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Prediction:
+        """Return mean and variance of each row.
+
+            m = Σ_s w_s m_s,   v = Σ_s w_s (v_s + (m_s − m)²)
+
+        Args:
+            observed: whether to predict an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        each = self.component_predictions(X, observed=observed, noise=noise)
+        return mixture_moments(each.mean, each.variance, self.component_weights)
+
+    def log_density(
+        self,
+        X: Float[Tensor, "N D"],
+        Y: Float[Tensor, "N T"],
+        *,
+        noise: Float[Tensor, "N T"] | None = None,
+    ) -> Float[Tensor, "N T"]:
+        """Return log Σ_s w_s p_s(y) of each row and target, in nats.
+
+        Args:
+            Y: targets; the density of a missing one, which is NaN, is NaN.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        y = self.component_predictions(X, observed=True, noise=noise)
+        nats = Normal(y.mean, y.variance.sqrt(), validate_args=False).log_prob(Y)
+        return torch.logsumexp(nats + self.component_weights.log()[:, None, None], 0)
+
+    def quantiles(
+        self,
+        X: Float[Tensor, "N D"],
+        probabilities: Float[Tensor, " Q"],
+        *,
+        observed: bool = True,
+        noise: Float[Tensor, "N P"] | None = None,
+    ) -> Float[Tensor, "Q N T"]:
+        """Return quantiles of the mixture of each row and target, inverting its Gaussians.
+
+        Args:
+            probabilities: Q probabilities, strictly between 0 and 1.
+            observed: whether to return quantiles of an observation y rather than f.
+            noise: known noise variances of the observations, in addition to the learnt one.
+        """
+        y = self.component_predictions(X, observed=observed, noise=noise)
+        return gaussian_quantiles(y.mean, y.variance, probabilities, weights=self.component_weights)
+
+
 @final
-class MixturePosterior(CompositePosterior):
+class MixturePosterior(GaussianMixture, CompositePosterior):
     """The mixture Σ_s w_s q_s(f) of S posteriors, each with Gaussian noise.
 
     Members have hyper-parameters of their own (`winnowgp.training.hyperparameter_mixture`), or
@@ -79,6 +162,11 @@ class MixturePosterior(CompositePosterior):
         return len(self._members)
 
     @property
+    def component_weights(self) -> Float[Tensor, " S"]:
+        """Weights of the members."""
+        return self.member_weights
+
+    @property
     def constant_weight(self) -> float:
         """Weight of the members that are constants; zero if there are none."""
         each = zip(self.members, self.member_weights.tolist(), strict=True)
@@ -106,37 +194,14 @@ class MixturePosterior(CompositePosterior):
         means = [member.predict_mean(X) for member in self.members]
         return mixed(torch.stack(means), self.member_weights)
 
-    def predict(
+    def component_predictions(
         self,
         X: Float[Tensor, "N D"],
         *,
         observed: bool = False,
         noise: Float[Tensor, "N P"] | None = None,
     ) -> Prediction:
-        """Return mean and variance of each row, O(S M²) per row.
-
-            m = Σ_s w_s m_s,   v = Σ_s w_s (v_s + (m_s − m)²)
-
-        Args:
-            observed: whether to predict an observation y rather than f.
-            noise: known noise variances of the observations, in addition to the learnt one.
-        """
-        each = self.member_predictions(X, observed=observed, noise=noise)
-        return mixture_moments(each.mean, each.variance, self.member_weights)
-
-    def member_predictions(
-        self,
-        X: Float[Tensor, "N D"],
-        *,
-        observed: bool = False,
-        noise: Float[Tensor, "N P"] | None = None,
-    ) -> Prediction:
-        """Return means and variances of the Gaussians of the mixture, `[S N P]` each.
-
-        Args:
-            observed: whether they are those of an observation y rather than f.
-            noise: known noise variances of the observations, in addition to the learnt one.
-        """
+        """Return means and variances of the members, `[S N P]` each; O(S M²) per row."""
         each = [member.predict(X, observed=observed, noise=noise) for member in self.members]
         return Prediction(
             torch.stack([one.mean for one in each]), torch.stack([one.variance for one in each])
@@ -197,42 +262,6 @@ class MixturePosterior(CompositePosterior):
         ]
         return MixturePaths(drawn, order, P=self.P)
 
-    def log_density(
-        self,
-        X: Float[Tensor, "N D"],
-        Y: Float[Tensor, "N T"],
-        *,
-        noise: Float[Tensor, "N T"] | None = None,
-    ) -> Float[Tensor, "N T"]:
-        """Return log Σ_s w_s p_s(y) of each row and target, in nats.
-
-        Args:
-            Y: targets; the density of a missing one, which is NaN, is NaN.
-            noise: known noise variances of the observations, in addition to the learnt one.
-        """
-        each = torch.stack([member.log_density(X, Y, noise=noise) for member in self.members])
-        return torch.logsumexp(each + self.member_weights.log()[:, None, None], 0)
-
-    def quantiles(
-        self,
-        X: Float[Tensor, "N D"],
-        probabilities: Float[Tensor, " Q"],
-        *,
-        observed: bool = True,
-        noise: Float[Tensor, "N P"] | None = None,
-    ) -> Float[Tensor, "Q N T"]:
-        """Return quantiles of the mixture of each row and target, inverting its Gaussians.
-
-        Args:
-            probabilities: Q probabilities, strictly between 0 and 1.
-            observed: whether to return quantiles of an observation y rather than f.
-            noise: known noise variances of the observations, in addition to the learnt one.
-        """
-        each = self.member_predictions(X, observed=observed, noise=noise)
-        return gaussian_quantiles(
-            each.mean, each.variance, probabilities, weights=self.member_weights
-        )
-
     def _draws(self, n: int, generator: torch.Generator | None) -> tuple[list[int], Tensor]:
         """Return the number of draws of each member, and a random order of all draws."""
         device = torch.device("cpu") if generator is None else generator.device
@@ -276,8 +305,7 @@ def subset_mixture(
 ) -> MixturePosterior:
     """Return the mixture of the posteriors of S subsets of the candidates of a model.
 
-    All of them come from one pass over the data, O(N K²); each subset then takes O(K² M). With the
-    rows I of L = T Q, the moments of the subset are Q C Qᵀ and Q D.
+    All of them come from one pass over the data, O(N K²); each subset then takes O(K² M).
 
     Args:
         model: model with K candidates and fixed parameters.
@@ -294,11 +322,8 @@ def subset_mixture(
     L, moments = model.moments(data)
 
     def posterior(mask: Bool[Tensor, " K"]) -> Posterior:
-        Qt, Tt = torch.linalg.qr(L[mask].mT)
-        signs = Tt.diagonal().sign()  # for a factor with a positive diagonal
-        Q, T = (Qt * signs).mT, Tt.mT * signs
-        own = tuple(replace(m, C=Q @ m.C @ Q.mT, D=Q @ m.D) for m in moments)
-        q_mean, q_factor = model.optimal_q(data, own)
+        T, own = restrict_moments(L, moments, mask)
+        q_mean, q_factor = model.optimal_q(data, tuple(own))
         return Posterior(
             model.kernel,
             model.candidates.detach()[mask],

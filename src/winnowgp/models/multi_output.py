@@ -40,8 +40,7 @@ from winnowgp.bounds.collapsed import (
     weight_correction,
 )
 from winnowgp.bounds.evidence import Evidence, exact_rows
-from winnowgp.bounds.mixing import MixedTargets, mixed_moments
-from winnowgp.bounds.mixing_gradient import MixedChunks, mixed_two_pass
+from winnowgp.bounds.mixing import MixedChunks, MixedTargets, mixed_moments, mixed_two_pass
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, block_size
 from winnowgp.data import Dataset, Source
 from winnowgp.errors import InputError
@@ -62,13 +61,14 @@ from winnowgp.models.mixed_sites import (
     expected_targets,
     infer_mixed_sites,
     initial_sites,
+    site_targets,
 )
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
 from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.selection import SubsetObjective, SubsetStatistics
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar
 
 
@@ -297,7 +297,7 @@ class MultiOutputGP(SelectableModel[Dataset]):
         """Return the collapsed bound as a function of the current parameters.
 
         The gradient is computed with the value, in two passes over blocks of rows
-        (`bounds.mixing_gradient`). Memory does not grow with N K. The jitter is the 1e-8 of
+        (`bounds.mixing`). Memory does not grow with N K. The jitter is the 1e-8 of
         `bounds.row_blocks`, part of the objective.
         """
         self.check(data)
@@ -421,16 +421,19 @@ class MultiOutputGP(SelectableModel[Dataset]):
         blocks = RowBlocks.of(data, points=self.K)
         kernels, _ = self._chunked_kernels(blocks)
         chunks = MixedChunks.for_values(kernels, blocks, combined=self._combined())
+        mixing = self.mixing.detach()
         inference = infer_mixed_sites(
             chunks,
             expected_targets(self.likelihood, data),
-            mixing=self.mixing.detach(),
+            mixing=mixing,
             start=initial_sites(self.likelihood, data),
             gain=FINAL_GAIN * data.N * data.P,
         )
+        targets = site_targets(inference.sites, mixing)
+        C, D, square, constant, diagonal, _ = chunks.moments(targets, shared=False)
+        moments = Moments(C, D[:, None], square, diagonal, constant, blocks.observations)
         # The constant makes the bound of all candidates the true one.
-        moments = inference.moments
-        constant = moments.constant + inference.bound - moment_bound(moments)
+        constant = constant + inference.bound - moment_bound(moments)
         return list(chunks.L), replace(moments, constant=constant)
 
     def _prior(self) -> list[Float[Tensor, "_ _"]]:

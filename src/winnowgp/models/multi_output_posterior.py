@@ -18,7 +18,7 @@ from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.kernels import copy_module, covariance, cross_covariance, prior_variance
 from winnowgp.models.likelihoods import observation_model, predicted_quantiles
-from winnowgp.models.mixed_sites import ConditionedSites, conditioned_sites
+from winnowgp.models.mixed_sites import MixedInference, conditioned_sites
 from winnowgp.models.observations import Prediction, target_noise
 from winnowgp.models.target_likelihoods import TargetLikelihoods
 from winnowgp.typing import Scalar
@@ -162,8 +162,11 @@ class MultiOutputPosterior(nn.Module):
     ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
         """Return mean and covariance of the Q processes in each row."""
         self._check(X)
-        blocks = [self._processes(rows) for rows in X.split(_ROWS)]
-        means, covariances = zip(*blocks, strict=True)
+        means, covariances = [], []
+        for rows in X.split(_ROWS):
+            mean, left, explained = self._parts(rows)
+            means.append(mean)
+            covariances.append(torch.diag_embed(left) + explained @ explained.mT)
         return torch.cat(means), torch.cat(covariances)
 
     def covariance(
@@ -348,7 +351,7 @@ class MultiOutputPosterior(nn.Module):
         R = definite_cholesky(torch.eye(len(C), dtype=C.dtype, device=C.device) + F.mT @ C @ F)
         return R, solve_lower(R, F.mT).mT
 
-    def _sites(self, likelihood: TargetLikelihoods, data: Dataset) -> ConditionedSites:
+    def _sites(self, likelihood: TargetLikelihoods, data: Dataset) -> MixedInference:
         """Return the sites of more rows, given q(f)."""
         means, left, explained = self._parts(data.X)
         return conditioned_sites(
@@ -358,12 +361,6 @@ class MultiOutputPosterior(nn.Module):
             features=torch.einsum("pq,nqm->npm", self.mixing, explained),
             residual=left @ self.mixing.mT.square(),
         )
-
-    def _processes(
-        self, X: Float[Tensor, "N D"]
-    ) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q Q"]]:
-        means, left, explained = self._parts(X)
-        return means, torch.diag_embed(left) + explained @ explained.mT
 
     def _parts(
         self, X: Float[Tensor, "N D"]

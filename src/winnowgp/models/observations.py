@@ -21,7 +21,6 @@ from torch.distributions import Distribution, Normal
 from winnowgp.data import MaskedMatrix
 from winnowgp.errors import InputError
 from winnowgp.models import quadrature
-from winnowgp.models import quantiles as inversion
 from winnowgp.typing import TargetNoise
 
 LEAST_NOISE = 1e-6
@@ -51,6 +50,10 @@ class ObservationModel:
 
     likelihood: Any
     """The GPyTorch likelihood."""
+
+    def for_mixture(self, components: int) -> "ObservationModel":
+        """Return a model for rows that are components of mixtures, which may use fewer nodes."""
+        return self
 
     def num_latents(self, targets: int) -> int:
         """Return the number of latent functions for this number of target columns."""
@@ -82,28 +85,16 @@ class ObservationModel:
         Y: Float[Tensor, "N P"],
         mean: Float[Tensor, "N F"],
         variance: Float[Tensor, "N F"],
-        *,
-        components: int = 1,
     ) -> Float[Tensor, "N P"]:
-        """Return log E_q(f)[p(y | f)] of each row and target, in nats.
-
-        Args:
-            components: number of mixture components that the rows belong to; each component may
-                then be integrated with fewer nodes.
-        """
+        """Return log E_q(f)[p(y | f)] of each row and target, in nats."""
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         f = mean + quadrature.standard_deviation(variance) * z
         return (self._given(f, "log_marginal").log_prob(Y) + weights.log()).logsumexp(0)
 
-    def predict(
-        self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"], *, components: int = 1
-    ) -> Prediction:
+    def predict(self, mean: Float[Tensor, "N F"], variance: Float[Tensor, "N F"]) -> Prediction:
         """Return mean and variance of a new observation of each row.
 
         Classes have one column each, whose mean is the class probability.
-
-        Args:
-            components: as for `log_density`.
         """
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, mean)
         return self._moments(mean + quadrature.standard_deviation(variance) * z, weights)
@@ -117,7 +108,7 @@ class ObservationModel:
         """Return P(y ≤ Y) = E_q(f)[P(y ≤ Y | f)] of each row and target."""
         z, weights = quadrature.hermite_nodes(DENSITY_NODES, Y)
         f = mean + quadrature.standard_deviation(variance) * z
-        return (weights * inversion.distribution_cdf(self._given(f, "marginal"), Y)).sum(0)
+        return (weights * quadrature.distribution_cdf(self._given(f, "marginal"), Y)).sum(0)
 
     def quantiles(
         self,
@@ -132,7 +123,7 @@ class ObservationModel:
             variance: variances of q(f).
             probabilities: strictly between 0 and 1.
         """
-        inversion.check_probabilities(probabilities)
+        quadrature.check_probabilities(probabilities)
         components = mean[None].flatten(0, -3), variance[None].flatten(0, -3)
         # Blocks of rows bound the memory of the quadrature.
         rows = max(1, _QUANTILE_NUMBERS // (len(probabilities) * mean.shape[-1]))
@@ -151,13 +142,13 @@ class ObservationModel:
         width = (variances + (means - means.mean(0)).square()).mean(0).sqrt()
         # A distribution such as Cauchy's has no moments.
         known = means.isfinite().all(0) & width.isfinite() & (width > 0)
-        ends, discrete = inversion.support(self._predictive(mean[0], variance[0]))
+        ends, discrete = quadrature.support(self._predictive(mean[0], variance[0]))
 
         def mixture_cdf(Y: Tensor, rows: Tensor) -> Tensor:
             parts = zip(mean[:, rows], variance[:, rows], strict=True)
             return sum((self.cdf(Y, m, v) for m, v in parts), Y.new_zeros(())) / len(mean)
 
-        return inversion.invert(
+        return quadrature.invert(
             mixture_cdf,
             probabilities,
             # The first latent function of a target is its level.
@@ -216,9 +207,7 @@ class UserDefinedObservations(ObservationModel):
         )
         return self._checked(nats, mean, "expected_log_prob")
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if not is_user_defined(self.likelihood, "log_marginal"):
             return super().log_density(Y, mean, variance)
         nats = self.likelihood.log_marginal(
@@ -226,7 +215,7 @@ class UserDefinedObservations(ObservationModel):
         )
         return self._checked(nats, mean, "log_marginal")
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         if not is_user_defined(self.likelihood, "marginal"):
             return super().predict(mean, variance)
         y = self._predictive(mean, variance)
@@ -235,7 +224,7 @@ class UserDefinedObservations(ObservationModel):
     def cdf(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         if not is_user_defined(self.likelihood, "marginal"):
             return super().cdf(Y, mean, variance)
-        return inversion.distribution_cdf(self._predictive(mean, variance), Y)
+        return quadrature.distribution_cdf(self._predictive(mean, variance), Y)
 
     def _predictive(self, mean: Tensor, variance: Tensor) -> Distribution:
         if not is_user_defined(self.likelihood, "marginal"):
@@ -299,3 +288,8 @@ def target_noise(likelihood: Likelihood) -> TargetNoise:
     assert isinstance(likelihood, GaussianLikelihood)
     shared = not isinstance(likelihood.noise_covar, MultitaskHomoskedasticNoise)
     return likelihood.noise.reshape(()) if shared else likelihood.noise
+
+
+def examples(values: Tensor) -> str:
+    """Return a few different values, for an error message."""
+    return ", ".join(f"{v:g}" for v in values.unique()[:5].tolist())

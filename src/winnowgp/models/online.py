@@ -34,14 +34,13 @@ from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.linalg import cholesky, definite_cholesky, solve_lower
 from winnowgp.models.base import copy_with
-from winnowgp.models.batch_sites import batch_site_moments, infer_batch_sites
 from winnowgp.models.closed_forms import ParametricBound
 from winnowgp.models.kernels import covariance, prior_mean, prior_variance
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.observations import LEAST_NOISE, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.models.sgpr import SparseGP
-from winnowgp.models.site_inference import SiteInference
+from winnowgp.models.site_inference import SiteInference, batch_site_moments, infer_batch_sites
 from winnowgp.models.svgp import FINAL_GAIN, TRAINING_GAIN, VariationalGP
 from winnowgp.typing import Scalar, TargetNoise
 

@@ -236,14 +236,11 @@ def _product(kernel: Kernel, terms: tuple[StationaryTerm | LinearTerm, ...]) -> 
             f"{type(kernel).__name__}. Draw at given rows with `sample` or `sample_y`."
         )
     variance = torch.stack([term.variance for term in stationary]).prod()
-    return StationaryTerm(variance, lambda shape, generator: _sum_of(stationary, shape, generator))
 
+    def summed(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        return torch.stack([term.frequencies(shape, generator) for term in stationary]).sum(0)
 
-def _sum_of(
-    terms: list[StationaryTerm], shape: tuple[int, ...], generator: torch.Generator | None
-) -> Tensor:
-    """Return the sum of one frequency of each term."""
-    return torch.stack([term.frequencies(shape, generator) for term in terms]).sum(0)
+    return StationaryTerm(variance, summed)
 
 
 def _frequencies(kernel: Kernel, columns: Tensor | None, D: int) -> Frequencies | None:

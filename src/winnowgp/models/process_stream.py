@@ -25,7 +25,7 @@ from winnowgp.data import Dataset
 from winnowgp.linalg import cholesky, definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.kernels import covariance
 from winnowgp.models.multi_output_posterior import MultiOutputPosterior
-from winnowgp.selection.statistics import SubsetStatistics, subset_statistics
+from winnowgp.selection.objective import SubsetStatistics, subset_statistics
 
 
 @final

@@ -31,7 +31,7 @@ from winnowgp.bounds.evidence import (
 )
 from winnowgp.bounds.row_blocks import ChunkedKernel, RowBlock, RowBlocks, Sums
 from winnowgp.data import Dataset, Source
-from winnowgp.data.target_groups import NoiseGroup, noise_groups, target_groups
+from winnowgp.data.noise import NoiseGroup, noise_groups, target_groups
 from winnowgp.errors import InputError, NotPositiveDefiniteError
 from winnowgp.linalg import cholesky
 from winnowgp.models import kernels
@@ -42,8 +42,7 @@ from winnowgp.models.exact_gp import gaussian_rows
 from winnowgp.models.observations import gaussian_noise, target_noise
 from winnowgp.models.posterior import Posterior
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import RelaxedObjective
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import RelaxedObjective, subset_statistics
 from winnowgp.typing import Masks, Nats, Noise, Scalar, TargetNoise, Weights
 
 PRECISIONS = ("double", "mixed")
@@ -202,7 +201,10 @@ class SparseGP(InducingModel):
             parallel=kernel.parallel and blocks.worth_sharing(self.K),
         )
         moments: list[Moments] = []
-        for group, own in zip(groups, _in_order(sums, groups), strict=True):
+        # Four sums of each group, then two numbers of each.
+        numbers = sums[4 * len(groups) :]
+        for i, group in enumerate(groups):
+            own = (*sums[4 * i : 4 * i + 4], *numbers[2 * i : 2 * i + 2])
             moments += _moments_of(group, own, blocks.observations)
         return L, tuple(moments)
 
@@ -398,13 +400,6 @@ def _group_targets(group: NoiseGroup, data: Dataset) -> GroupTargets:
         constant = own.P * weight_correction(own.weights, noise)
         noise = noise / own.weights
     return GroupTargets(own.Y, noise, constant, rows)
-
-
-def _in_order(sums: Sums, groups: list[NoiseGroup]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the four sums and the two numbers of each group."""
-    numbers = 4 * len(groups)
-    for i in range(len(groups)):
-        yield (*sums[4 * i : 4 * i + 4], *sums[numbers + 2 * i : numbers + 2 * i + 2])
 
 
 def _moments_of(

@@ -19,6 +19,11 @@ in some directions. Every vector x that occurs is V a of some a, which is stored
 B⁻¹ V a = V (a − W Vᵀ B⁻¹ V a).
 
 `gauss_newton_precisions` serves deep models and the GPyTorch integration as well.
+
+A stream has sites of each batch, given what it remembers of earlier rows (`infer_batch_sites`): the
+optimal q(u) of a batch and a memory is that of the batch's rows, which have sites to be inferred,
+and of the R remembered combinations of each latent function, which are observed with Gaussian noise
+of variance one (`bounds.streaming`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,13 +36,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from winnowgp.bounds.row_blocks import WhitenedChunk, WhitenedChunks
-from winnowgp.bounds.sites import Sites, SiteSums, site_sums
+from winnowgp.bounds.collapsed import Moments
+from winnowgp.bounds.row_blocks import RowBlocks, WhitenedChunk, WhitenedChunks
+from winnowgp.bounds.sites import Sites, SiteSums, site_moments, site_sums
+from winnowgp.bounds.streaming import Memory
+from winnowgp.data import Dataset
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.linalg import definite_cholesky, half_log_det
+from winnowgp.models.base import InducingModel
+from winnowgp.models.chunked_kernels import chunked_kernel
+from winnowgp.models.kernels import prior_mean
+from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_updates import (
     ExpectedLogProb,
+    MeanStep,
     SiteProblem,
+    SiteState,
     alternate,
     site_derivatives,
 )
@@ -52,37 +66,16 @@ _PRODUCTS, _PRECISE = 50, 0.1
 _FAR = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class SiteInference:
-    """q(u) of given sites, and the sites that the likelihood implies at its marginals."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteInference(SiteState):
+    """q(u) of latent functions with a B_p each."""
 
-    sites: Sites
     sums: SiteSums
-    q_mean: Float[Tensor, "M P"]
-    """m = V α, in whitened coordinates."""
-    mean: Float[Tensor, "N P"]
-    """Mean of each row's centred latents under q."""
-    variance: Float[Tensor, "N P"]
-    implied: Sites
-    """Sites from the gradient of the likelihood at these marginals; equal at the optimum."""
-    lift: Float[Tensor, "M P"]
-    """V ∂E/∂μ; equal to m at the optimum."""
-    bound: float
-    """ELBO, in nats."""
-    converged: bool = False
-    """Whether the last update gained less than the tolerance; False if rounds ran out."""
 
     def constant(self) -> float:
         """Return Σ_i c_i, the bound less the evidence of the sites."""
         return self.bound - self.sums.evidence().item()
-
-    def alpha(self) -> Float[Tensor, "N P"]:
-        """Return α = λ − w μ."""
-        return self.sites.linear - self.sites.precision * self.mean
-
-    def slope(self) -> Float[Tensor, "N P"]:
-        """Return ∂E/∂μ; equal to α at the optimum."""
-        return self.implied.linear - self.implied.precision * self.mean
 
 
 @torch.no_grad()
@@ -94,7 +87,6 @@ def infer_sites(
     coupling: Coupling | None = None,
     start: Sites | None = None,
     gain: float,
-    max_rounds: int = 100,
 ) -> SiteInference:
     """Update means and precisions in turn until a change of the precisions gains too little.
 
@@ -108,7 +100,7 @@ def infer_sites(
         gain: nats that the last change of the precisions may gain.
     """
     problem = _SeparateFunctions(chunks, expected, coupling)
-    return alternate(problem, _initialise(problem, P, start), gain=gain, max_rounds=max_rounds)
+    return alternate(problem, _initialise(problem, P, start), gain=gain)
 
 
 @torch.enable_grad()
@@ -134,26 +126,6 @@ def gauss_newton_precisions(
         for number, slope in enumerate(slopes):
             totals[number] = totals[number] + slope.square() * precision
     return totals
-
-
-@dataclass(frozen=True, slots=True)
-class MeanStep:
-    """A direction for the means of q."""
-
-    alpha: Float[Tensor, "N P"]
-    """Change of α."""
-    q_mean: Float[Tensor, "M P"]
-    """Change of m = V α."""
-    mean: Float[Tensor, "N P"]
-    """Change of μ = Vᵀ m."""
-
-    def plus(self, length: Tensor, other: "MeanStep") -> "MeanStep":
-        """Return the sum of this direction and a multiple of another."""
-        return MeanStep(
-            self.alpha + length * other.alpha,
-            self.q_mean + length * other.q_mean,
-            self.mean + length * other.mean,
-        )
 
 
 def mean_step(
@@ -203,7 +175,7 @@ def mean_step(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
+class _SeparateFunctions(SiteProblem[SiteInference]):
     """Latent functions with a B_p each, which a likelihood may couple."""
 
     chunks: WhitenedChunks
@@ -211,7 +183,14 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
     coupling: Coupling | None
 
     def evaluate(self, sites: Sites) -> SiteInference:
-        return _evaluate(self.chunks, self.expected, sites)
+        """Evaluate sites in two passes over the rows, O(P N M²) each."""
+        sums = site_sums(self.chunks, sites)
+        q_mean, inverse = _solve_each(sums.roots, sums.D), sums.inverse(self.chunks.N)
+
+        def marginal(chunk: WhitenedChunk) -> tuple[Tensor, Tensor]:
+            return chunk.V.mT @ q_mean, sums.variance(chunk, inverse)
+
+        return self._with_likelihood(sites, sums, q_mean, marginal)
 
     def mean_step(self, at: SiteInference) -> tuple[MeanStep, float]:
         lifted = at.lift - at.q_mean
@@ -225,11 +204,58 @@ class _SeparateFunctions(SiteProblem[SiteInference, MeanStep]):
         )
         return step, (lifted * step.q_mean).sum().item()
 
-    def move_means(self, at: SiteInference, step: MeanStep, rate: float) -> SiteInference:
-        return _move_means(self.chunks, self.expected, at, step, rate)
+    def moved(self, at: SiteInference, sites: Sites, q_mean: Tensor, mean: Tensor) -> SiteInference:
+        """Move only the means: one pass over the rows, O(P N M)."""
+        roots = at.sums.roots
+        # D = B m
+        D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
+        return self._with_likelihood(
+            sites,
+            replace(at.sums, D=D),
+            q_mean,
+            lambda chunk: (mean[chunk.rows], at.variance[chunk.rows]),
+        )
 
-    def converged(self, state: SiteInference) -> SiteInference:
-        return replace(state, converged=True)
+    def _with_likelihood(
+        self,
+        sites: Sites,
+        sums: SiteSums,
+        q_mean: Tensor,
+        marginal: Callable[[WhitenedChunk], tuple[Tensor, Tensor]],
+    ) -> SiteInference:
+        """Evaluate the likelihood and its derivatives at the marginals, in one pass."""
+        mean, variance = torch.empty_like(sites.linear), torch.empty_like(sites.linear)
+        linear, precision = torch.empty_like(mean), torch.empty_like(mean)
+        nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
+        for chunk in self.chunks:
+            rows = chunk.rows
+            m, v = marginal(chunk)
+            total, slope, curvature = site_derivatives(self.expected, rows, m, v)
+            nats += total
+            mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
+            linear[rows] = slope + precision[rows] * m
+            lift.addmm_(chunk.V, slope)
+        if not torch.isfinite(nats + linear.sum() + precision.sum()):
+            raise NotPositiveDefiniteError(
+                "the gradient of the likelihood is not finite at some rows"
+            )
+        # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
+        inside = (sites.precision * variance).sum() - sums.open.sum()
+        kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
+        bound = (nats - kl).item()
+        if not isfinite(bound):
+            # ‖m‖² overflows before the gradients do.
+            raise NotPositiveDefiniteError("the bound is not finite")
+        return SiteInference(
+            sites=sites,
+            sums=sums,
+            q_mean=q_mean,
+            mean=mean,
+            variance=variance,
+            implied=Sites(linear, precision),
+            lift=lift,
+            bound=bound,
+        )
 
 
 def _initialise(problem: _SeparateFunctions, P: int, start: Sites | None) -> SiteInference:
@@ -278,74 +304,6 @@ def _sweep(chunks: WhitenedChunks, expected: ExpectedLogProb, P: int) -> Sites:
     return sites
 
 
-def _evaluate(chunks: WhitenedChunks, expected: ExpectedLogProb, sites: Sites) -> SiteInference:
-    """Evaluate sites in two passes over the rows, O(P N M²) each."""
-    sums = site_sums(chunks, sites)
-    q_mean, inverse = _solve_each(sums.roots, sums.D), sums.inverse(chunks.N)
-
-    def marginal(chunk: WhitenedChunk) -> tuple[Tensor, Tensor]:
-        return chunk.V.mT @ q_mean, sums.variance(chunk, inverse)
-
-    return _with_likelihood(chunks, expected, sites, sums, q_mean, marginal)
-
-
-def _move_means(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    at: SiteInference,
-    step: MeanStep,
-    rate: float,
-) -> SiteInference:
-    """Move only the means: one pass over the rows, O(P N M)."""
-    q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
-    alpha = at.alpha() + rate * step.alpha
-    sites = Sites(alpha + at.sites.precision * mean, at.sites.precision)
-    roots = at.sums.roots
-    # D = B m
-    D = (roots @ (roots.mT @ q_mean.mT[..., None]))[..., 0].mT
-    return _with_likelihood(
-        chunks,
-        expected,
-        sites,
-        replace(at.sums, D=D),
-        q_mean,
-        lambda chunk: (mean[chunk.rows], at.variance[chunk.rows]),
-    )
-
-
-def _with_likelihood(
-    chunks: WhitenedChunks,
-    expected: ExpectedLogProb,
-    sites: Sites,
-    sums: SiteSums,
-    q_mean: Tensor,
-    marginal: Callable[[WhitenedChunk], tuple[Tensor, Tensor]],
-) -> SiteInference:
-    """Evaluate the likelihood and its derivatives at the marginals, in one pass."""
-    mean, variance = torch.empty_like(sites.linear), torch.empty_like(sites.linear)
-    linear, precision = torch.empty_like(mean), torch.empty_like(mean)
-    nats, lift = mean.new_zeros(()), torch.zeros_like(q_mean)
-    for chunk in chunks:
-        rows = chunk.rows
-        m, v = marginal(chunk)
-        total, slope, curvature = site_derivatives(expected, rows, m, v)
-        nats += total
-        mean[rows], variance[rows], precision[rows] = m, v, -2 * curvature
-        linear[rows] = slope + precision[rows] * m
-        lift.addmm_(chunk.V, slope)
-    if not torch.isfinite(nats + linear.sum() + precision.sum()):
-        raise NotPositiveDefiniteError("the gradient of the likelihood is not finite at some rows")
-    # KL = ½ ‖m‖² + ½ log|B| − ½ tr(V W Vᵀ B⁻¹), and V_iᵀ B⁻¹ V_i = σ_i² − t_i.
-    inside = (sites.precision * variance).sum() - sums.open.sum()
-    kl = half_log_det(sums.roots).sum() + 0.5 * (q_mean.square().sum() - inside)
-    implied = Sites(linear, precision)
-    bound = (nats - kl).item()
-    if not isfinite(bound):
-        # ‖m‖² overflows before the gradients do.
-        raise NotPositiveDefiniteError("the bound is not finite")
-    return SiteInference(sites, sums, q_mean, mean, variance, implied, lift, bound)
-
-
 def _solve_each(roots: Float[Tensor, "P M M"], D: Float[Tensor, "M P"]) -> Float[Tensor, "M P"]:
     """Return B_p⁻¹ D_p of each latent function."""
     return torch.cholesky_solve(D.mT[..., None], roots)[..., 0].mT
@@ -357,3 +315,89 @@ def _lift(chunks: WhitenedChunks, a: Float[Tensor, "N P"]) -> Float[Tensor, "M P
     for chunk in chunks:
         total.addmm_(chunk.V, a[chunk.rows])
     return total
+
+
+def infer_batch_sites(
+    model: InducingModel,
+    memory: Memory,
+    data: Dataset,
+    *,
+    L: Float[Tensor, "K K"],
+    V: Float[Tensor, "K M"],
+    gain: float,
+    start: Sites | None = None,
+) -> SiteInference:
+    """Return the optimal q(u) given a batch and a memory; its sites are those of the batch first.
+
+    Args:
+        model: the model, with K candidates.
+        memory: what is remembered of earlier rows.
+        data: the batch.
+        L: factor of K_uu.
+        V: L⁻¹ K_ua of the points of the memory (`old_projection`).
+        gain: nats per observation that the last update of the sites may gain.
+        start: sites to start from.
+    """
+    blocks = RowBlocks.of(data, points=model.K)
+    kernel, _ = chunked_kernel(model.kernel, model.candidates, blocks)
+    R, P = memory.y.shape
+    chunks = WhitenedChunks(kernel, blocks, L=L).followed_by(
+        torch.cat([V @ A for A in memory.A], 1)
+    )
+    observations = observation_model(model.likelihood)
+    centre = prior_mean(model.mean, data.X).detach()
+    old = memory.centred(prior_mean(model.mean, memory.Z)).detach().mT.reshape(-1)
+    output = torch.eye(P, dtype=V.dtype, device=V.device).repeat_interleave(R, 0)
+
+    def expected(rows: slice, m: Tensor, v: Tensor) -> Tensor:
+        if rows.start >= data.N:
+            m, v = (m * output).sum(1), (v * output).sum(1)
+            return -0.5 * ((m - old).square() + v)
+        block = data.part(rows)
+        return block.weighted(observations.expected_log_prob(block.Y, centre[rows] + m, v))
+
+    def coupling(m: Tensor, v: Tensor) -> Tensor | None:
+        H = observations.coupling(centre + m[: data.N], v[: data.N])
+        if H is None:
+            return None
+        H = H if data.weights is None else data.weights[:, None, None] * H
+        return torch.cat([H, torch.diag_embed(output)])
+
+    precision = observations.initial_precision()
+    if start is None and precision is not None:
+        # As in `svgp`: under a wide q(f), far targets have hardly any gradient.
+        precision = data.weighted(precision.expand(data.Y.shape).clone())
+        start = Sites(
+            torch.cat([precision * (data.Y - centre), output * old[:, None]]),
+            torch.cat([precision, output]),
+        )
+    return infer_sites(
+        chunks,
+        expected,
+        P=P,
+        coupling=coupling,
+        start=start,
+        gain=gain * data.observations,
+    )
+
+
+def batch_site_moments(
+    inference: SiteInference, memory: Memory, remembered: list[Moments], *, N: int | float
+) -> list[Moments]:
+    """Return the moments of inferred sites, which include the remembered rows.
+
+    Args:
+        inference: sites of a batch and a memory.
+        memory: the memory.
+        remembered: its moments, of which the sites do not have the residual and the trace.
+        N: number of observations of the batch.
+    """
+    own = site_moments(inference.sums, constant=inference.constant(), N=N + memory.N)
+    return [
+        replace(
+            m,
+            square=m.square + memory.residual / memory.P,
+            diagonal=m.diagonal + (r.diagonal - r.C.diagonal().sum()),
+        )
+        for m, r in zip(own, remembered, strict=True)
+    ]

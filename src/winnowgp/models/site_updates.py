@@ -6,9 +6,11 @@ separate posteriors, and `mixed_sites` mixtures of processes with a joint one.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeAlias, TypeVar, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.bounds.sites import Sites
@@ -23,39 +25,68 @@ _Result = TypeVar("_Result")
 
 # Shortest step that backtracking tries.
 _SHORTEST = 1e-4
+# Updates of the precisions at most.
+_ROUNDS = 100
 # Newton steps of the means at most between two updates of the precisions.
 _MEAN_STEPS = 6
 
 
-@runtime_checkable
-class SiteState(Protocol):
-    """q(u) of given sites, as `alternate` needs it; `SiteInference` has the meaning of each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteState:
+    """q(u) of given sites, and the sites that the likelihood implies at its marginals.
 
-    @property
-    def sites(self) -> Sites: ...
-    @property
-    def implied(self) -> Sites: ...
-    @property
-    def q_mean(self) -> Tensor: ...
-    @property
-    def lift(self) -> Tensor: ...
-    @property
-    def mean(self) -> Tensor: ...
-    @property
-    def variance(self) -> Tensor: ...
-    @property
-    def bound(self) -> float: ...
+    q(u) is in whitened coordinates V, with one mean for each latent function or a joint one.
+    """
 
-    def alpha(self) -> Tensor:
+    sites: Sites
+    q_mean: Float[Tensor, "M *P"]
+    """m = V α."""
+    mean: Float[Tensor, "N P"]
+    """Mean under q of each row's latents, without their prior mean."""
+    variance: Float[Tensor, "N P"]
+    implied: Sites
+    """Sites from the gradient of the likelihood at these marginals; equal at the optimum."""
+    lift: Float[Tensor, "M *P"]
+    """V ∂E/∂μ; equal to m at the optimum."""
+    bound: float
+    """ELBO, in nats."""
+    converged: bool = False
+    """Whether the last update gained less than the tolerance; False if rounds ran out."""
+
+    def alpha(self) -> Float[Tensor, "N P"]:
         """Return α = λ − w μ."""
-        ...
+        return self.sites.linear - self.sites.precision * self.mean
+
+    def slope(self) -> Float[Tensor, "N P"]:
+        """Return ∂E/∂μ; equal to α at the optimum."""
+        return self.implied.linear - self.implied.precision * self.mean
 
 
 _State = TypeVar("_State", bound=SiteState)
-_Step = TypeVar("_Step")
 
 
-class SiteProblem(ABC, Generic[_State, _Step]):
+@final
+@dataclass(frozen=True, slots=True)
+class MeanStep:
+    """A direction for the means of q: of each latent function, or of all jointly."""
+
+    alpha: Float[Tensor, "N P"]
+    """Change of α."""
+    q_mean: Float[Tensor, "M *P"]
+    """Change of m = V α."""
+    mean: Float[Tensor, "N P"]
+    """Change of μ = Vᵀ m."""
+
+    def plus(self, length: Tensor, other: "MeanStep") -> "MeanStep":
+        """Return the sum of this direction and a multiple of another."""
+        return MeanStep(
+            self.alpha + length * other.alpha,
+            self.q_mean + length * other.q_mean,
+            self.mean + length * other.mean,
+        )
+
+
+class SiteProblem(ABC, Generic[_State]):
     """Rows and a likelihood whose sites are inferred: what a step needs to evaluate."""
 
     @abstractmethod
@@ -63,24 +94,24 @@ class SiteProblem(ABC, Generic[_State, _Step]):
         """Return q(u) of given sites; may raise `NotPositiveDefiniteError`."""
 
     @abstractmethod
-    def mean_step(self, at: _State) -> tuple[_Step, float]:
+    def mean_step(self, at: _State) -> tuple[MeanStep, float]:
         """Return Newton's step of the means, and its slope: twice the gain that it predicts."""
 
     @abstractmethod
-    def move_means(self, at: _State, step: _Step, rate: float) -> _State:
+    def moved(self, at: _State, sites: Sites, q_mean: Tensor, mean: Tensor) -> _State:
+        """Return the state with these means, and sites of the same precisions."""
+
+    def move_means(self, at: _State, step: MeanStep, rate: float) -> _State:
         """Return the state after a multiple of a step of the means, at the same precisions."""
+        q_mean, mean = at.q_mean + rate * step.q_mean, at.mean + rate * step.mean
+        alpha, precision = at.alpha() + rate * step.alpha, at.sites.precision
+        return self.moved(at, Sites(alpha + precision * mean, precision), q_mean, mean)
 
-    @abstractmethod
-    def converged(self, state: _State) -> _State:
-        """Return the state, noted as converged."""
 
-
-def alternate(
-    problem: SiteProblem[_State, _Step], current: _State, *, gain: float, max_rounds: int = 100
-) -> _State:
+def alternate(problem: SiteProblem[_State], current: _State, *, gain: float) -> _State:
     """Update means and precisions in turn from a state; see `infer_sites`."""
     rate, gained = 1.0, 0.0
-    for _ in range(max_rounds):
+    for _ in range(_ROUNDS):
         # Rounding of the bound hides smaller gains.
         least = max(gain, 4 * torch.finfo(current.mean.dtype).eps * abs(current.bound))
         enough, before = max(least, 0.1 * gained), current.bound
@@ -89,9 +120,9 @@ def alternate(
         if updated is not None:
             gained, current = updated.bound - current.bound, updated
             if gained < least:
-                return problem.converged(current)
+                return replace(current, converged=True)
         elif current.bound - before < least:
-            return problem.converged(current)
+            return replace(current, converged=True)
         else:
             # The means have moved: the step length that the precisions needed no longer applies.
             rate, gained = 1.0, 0.0
@@ -129,7 +160,7 @@ def backtrack(
 
 
 def _update_means(
-    problem: SiteProblem[_State, _Step], at: _State, *, gain: float, enough: float
+    problem: SiteProblem[_State], at: _State, *, gain: float, enough: float
 ) -> _State:
     """Take Newton steps of the means at fixed precisions, until one gains less than `enough`."""
     for _ in range(_MEAN_STEPS):
@@ -151,7 +182,7 @@ def _update_means(
 
 
 def _update_precisions(
-    problem: SiteProblem[_State, Any], at: _State, rate: float, *, gain: float
+    problem: SiteProblem[_State], at: _State, rate: float, *, gain: float
 ) -> tuple[_State | None, float]:
     """Move the precisions towards the implied ones at fixed means; None if nothing is gained.
 

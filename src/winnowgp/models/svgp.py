@@ -37,8 +37,7 @@ from winnowgp.models.posterior import Posterior
 from winnowgp.models.site_inference import SiteInference, infer_sites
 from winnowgp.models.site_updates import SiteBound
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import RelaxedObjective
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import RelaxedObjective, subset_statistics
 from winnowgp.typing import Masks, Nats, Scalar, Weights
 
 # Nats per observation that the last update of q(u) may gain: while hyper-parameters are

@@ -105,14 +105,12 @@ class TargetObservations(ObservationModel):
         nats = self._columns("expected_log_prob", self._filled(Y), mean, variance)
         return nats.masked_fill(torch.isnan(Y), 0.0)
 
-    def log_density(
-        self, Y: Tensor, mean: Tensor, variance: Tensor, *, components: int = 1
-    ) -> Tensor:
+    def log_density(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Return the log density of each row and target; NaN where the target is missing."""
         nats = self._columns("log_density", self._filled(Y), mean, variance)
         return nats.masked_fill(torch.isnan(Y), torch.nan)
 
-    def predict(self, mean: Tensor, variance: Tensor, *, components: int = 1) -> Prediction:
+    def predict(self, mean: Tensor, variance: Tensor) -> Prediction:
         predictions = [
             part.predict(m, v)
             for part, m, v in zip(self.parts, _split(mean), _split(variance), strict=True)

@@ -355,15 +355,10 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if "shallow" in choice:
         lines.append(("depth", shallow_sentence(choice["shallow"])))
     if "noise_points" in choice:
-        points = choice["noise_points"]
-        lines.append(
-            (
-                "noise",
-                f"depends on the inputs; its logarithm has {counted(points)}"
-                if points
-                else "does not vary: its dependence on the inputs gains no more than chance",
-            )
-        )
+        text = "does not vary: its dependence on the inputs gains no more than chance"
+        if noise_points := choice["noise_points"]:
+            text = f"depends on the inputs; its logarithm has {counted(noise_points)}"
+        lines.append(("noise", text))
     if choice["kernel"] is not None:
         lines.append(("kernel", kernel_sentence(choice["kernel"], choice["kernel_evidence"])))
     if "hyper_posteriors" in choice:
@@ -383,12 +378,8 @@ def selection_lines(choice: Choice) -> list[tuple[str, str]]:
     if choice["predictive_gap"] is not None:
         gap, error = choice["predictive_gap"], choice["predictive_gap_se"]
         spread = "" if error is None else f" ± {error:.4f}"
-        lines.append(
-            (
-                "predictive gap",
-                f"{gap:.4f}{spread} nats per observation, by held-out log density",
-            )
-        )
+        text = f"{gap:.4f}{spread} nats per observation, by held-out log density"
+        lines.append(("predictive gap", text))
     if choice["last_gain"] is not None and choice["resized_from"] is None:
         lines.append(("growth", growth_sentence(choice["growth_limit"], choice["last_gain"])))
     if len(choice["sizes"]) > 1:

@@ -1,7 +1,7 @@
 """Selection of inducing points: objectives, discrete search, frontiers and inclusion probabilities.
 
-- `objective`: the interfaces that a model implements to be selectable;
-- `statistics` and `elimination`: exact bounds and marginal gains of subsets, independent of N;
+- `objective`: the interfaces that a model implements to be selectable, and subset statistics;
+- `elimination`: exact marginal gains of subsets and moves between them, independent of N;
 - `search`: backward elimination, forward selection and local search;
 - `frontier`: the best bound for each number of inducing points, and the α that each implies;
 - `natural`: inclusion probabilities fitted by natural gradients;
@@ -26,9 +26,8 @@ from winnowgp.selection.frontier import (
 )
 from winnowgp.selection.gibbs import sample_subsets
 from winnowgp.selection.natural import fit_inclusion
-from winnowgp.selection.objective import MarginalGainObjective, SubsetObjective
+from winnowgp.selection.objective import MarginalGainObjective, SubsetObjective, SubsetStatistics
 from winnowgp.selection.search import backward_elimination, forward_selection, local_search
-from winnowgp.selection.statistics import SubsetStatistics
 from winnowgp.selection.subset_samples import SubsetPosterior
 
 __all__ = [

@@ -26,7 +26,7 @@ from winnowgp.point_processes import CardinalityPrior
 from winnowgp.point_processes.bernoulli import PointProcess
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.gibbs import TemperedPosterior, move
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.typing import Masks
 
 # β_t = (t/T)^power. On energy, 50 steps with powers 0.7, 1, 3 and 5 gave lower bounds of 1048.7,
@@ -74,7 +74,7 @@ class SubsetEvidence:
 
 
 def subset_evidence(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     prior: CardinalityPrior,
     reference: PointProcess,
@@ -127,7 +127,7 @@ def _standard_error(values: Float[Tensor, " R"]) -> float:
 
 
 def _check(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     prior: CardinalityPrior,
     reference: PointProcess,
     *,

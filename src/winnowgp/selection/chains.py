@@ -1,6 +1,6 @@
 """Subsets of many Markov chains, with the marginal gains of every candidate in each.
 
-Each chain has the rows of an `elimination.EliminationState`: residuals of the candidates outside
+Each chain has the rows of an `elimination.KernelRows`: residuals of the candidates outside
 its subset and duals of those inside, in two geometries. A move changes one candidate per chain, in
 all chains at once and in place, on the device of the statistics. This saves the overhead of small
 matrices.
@@ -15,8 +15,7 @@ from torch import Tensor
 from winnowgp.bounds.collapsed import Subset
 from winnowgp.errors import InputError
 from winnowgp.selection.elimination import DataRoot, Roots
-from winnowgp.selection.objective import SearchObjective
-from winnowgp.selection.statistics import SubsetStatistics, SummedStatistics
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.typing import Masks, Nats
 
 # Moves before all rows are computed afresh. After 1,024 moves bounds and gains were off by 5e-5
@@ -78,7 +77,7 @@ class Chains:
         gains: L(Z ∪ k) − L(Z \\ k) of every candidate in each chain, in nats.
     """
 
-    objective: SearchObjective
+    objective: SubsetStatistics
     included: Bool[Tensor, "C K"]
     bounds: Float[Tensor, " C"]
     gains: Float[Tensor, "C K"]
@@ -86,13 +85,18 @@ class Chains:
     _moves: int = 0
 
     @classmethod
-    def at(cls, objective: SearchObjective, masks: Masks) -> "Chains":
+    def at(cls, objective: SubsetStatistics, masks: Masks) -> "Chains":
         """Return chains at given subsets; O(K² M) each.
 
         Args:
-            objective: statistics of one kernel, or a sum of such statistics.
+            objective: statistics of the data.
             masks: subset of each chain.
         """
+        if not isinstance(objective, SubsetStatistics):
+            raise InputError(
+                "`statistics` must be `SubsetStatistics`, as a model's `subset_statistics` "
+                f"returns; got {type(objective).__name__}."
+            )
         included = masks.to(objective.empty.device).clone()
         zeros = objective.empty.new_zeros(included.shape)
         chains = cls(objective, included, zeros.sum(1), zeros, [])
@@ -125,7 +129,7 @@ class Chains:
     def _compute(self) -> None:
         self._terms, self._moves = [], 0
         self.bounds = self.objective.empty.repeat(len(self.included))
-        for roots in _all_roots(self.objective):
+        for roots in self.objective.terms:
             rows, gains = _fresh(roots, self.included)
             self._terms.append(rows)
             self.bounds = self.bounds + gains
@@ -166,17 +170,6 @@ class _Move:
         a = torch.where(self.same, -_products(E, q), across)
         a[self.chain, self.index] = 1 / norm - norm
         return a.masked_fill_(~self.active[:, None], 0.0), q, norm
-
-
-def _all_roots(objective: SearchObjective) -> tuple[Roots, ...]:
-    if isinstance(objective, SubsetStatistics):
-        return (objective.roots,)
-    if isinstance(objective, SummedStatistics):
-        return tuple(term.roots for term in objective.terms)
-    raise InputError(
-        "`statistics` must be `SubsetStatistics` or a sum of them, as a model's "
-        f"`subset_statistics` returns; got {type(objective).__name__}."
-    )
 
 
 def _fresh(roots: Roots, masks: Masks) -> tuple[_Rows, Nats]:

@@ -31,7 +31,7 @@ from winnowgp.errors import InputError
 from winnowgp.point_processes import Budget
 from winnowgp.selection.chains import Chains
 from winnowgp.selection.gibbs import TemperedPosterior, gibbs_sweep
-from winnowgp.selection.statistics import SubsetStatistics
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.selection.subset_samples import effective_samples, r_hat
 from winnowgp.typing import Nats, Scalar, SizeTable
 

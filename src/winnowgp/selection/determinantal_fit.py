@@ -32,7 +32,7 @@ from winnowgp.point_processes import (
     Determinantal,
     sampled_kl_divergence,
 )
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.typing import Masks, SizeTable
 
 # From inclusion probabilities of q* the fit of energy ended at 1044 nats, from the mean field at
@@ -75,7 +75,7 @@ class _State:
 
 
 def fit_determinantal(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     prior: CardinalityPrior,
     start: Bernoulli,
@@ -148,7 +148,7 @@ def fit_determinantal(
 
 
 def conditional_covariance(
-    statistics: SearchObjective, q: Determinantal, mask: Masks, *, log_weights: SizeTable
+    statistics: SubsetStatistics, q: Determinantal, mask: Masks, *, log_weights: SizeTable
 ) -> tuple[Float[Tensor, "S K"], Float[Tensor, "S K"]]:
     """Return Cov(k ∈ Z, f | Z₋ₖ) and p_k (1 − p_k) at each subset; O(K² M) each."""
     gains = torch.stack([statistics.marginal_gains(subset) for subset in mask])
@@ -162,7 +162,7 @@ def conditional_covariance(
 
 
 def _step(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     state: _State,
     *,
     log_weights: SizeTable,
@@ -203,7 +203,7 @@ def _with_inclusion(target: Float[Tensor, " K"], features: Float[Tensor, "K R"])
 
 
 def _check(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     log_weights: SizeTable,
     *,
     start: Bernoulli,

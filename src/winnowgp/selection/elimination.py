@@ -32,17 +32,20 @@ A subset I is a problem of its own with M = |I| candidates (`Roots.restrict`). W
 factorisations L_I = T Q and Q R = R' Q', its roots are L' = T, R' and y' = Q' y.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import islice
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, from_numpy
 
-from winnowgp.linalg import rank_one_update, residuals_and_duals
-from winnowgp.selection.contenders import ContenderRows, Contenders
-from winnowgp.selection.objective import BlockRemoval, SearchState
+from winnowgp.linalg import rank_one_update, residuals_and_duals, solve_lower
+from winnowgp.typing import Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,28 +119,135 @@ class DataRows:
 
 
 @dataclass(frozen=True, slots=True)
-class EliminationState(SearchState):
-    """A subset, with the residual and dual rows of J candidates in C = K coordinates.
+class BlockRemoval:
+    """Included candidates that are removed in turn.
+
+    Attributes:
+        rows: positions among the candidates of a state.
+        gains: marginal gain of each when it is removed, those before it being removed, in nats.
+        bases: matrices with orthonormal rows, from which the state computes what is left.
+    """
+
+    rows: Int[Tensor, " B"]
+    gains: Float[Tensor, " B"]
+    bases: tuple[Float[Tensor, "B C"], ...]
+
+
+@final
+class ContenderRows:
+    """Dual rows of c candidates for one root of the data, in c coordinates.
+
+    Args:
+        ER: duals of L times R.
+        H: duals of L R.
+        y: targets in the coordinates of H.
+        P: number of outputs whose covariance is learnt here.
+    """
+
+    def __init__(
+        self,
+        ER: Float[Tensor, "c c"],
+        H: Float[Tensor, "c c"],
+        y: Float[Tensor, "c Y"],
+        *,
+        P: int,
+    ) -> None:
+        self._ER, self._H, self._y, self._P = _array(ER), _array(H), _array(y), P
+
+    def gains(self, prior: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Return twice the marginal gain of each candidate, given the squared norms of E."""
+        joint, explained = _row_norms(self._H), _row_norms(self._ER) / prior - 1
+        fit = _row_norms(self._H @ self._y) / joint
+        return fit + self._P * (explained + np.log(joint / prior))
+
+    def remove(self, index: int, *, along: NDArray[np.floating]) -> None:
+        """Project the rows off that of a candidate, along which those of E have components."""
+        self._ER -= np.outer(along, self._ER[index])
+        _project(self._H, index)
+
+
+@final
+class Contenders:
+    """Included candidates, numbered from zero, whose gains are followed as some of them leave.
+
+    The gains of c candidates, and their changes as these candidates leave, depend only on the c × c
+    triangles of their dual rows (`elimination`). Each of hundreds of steps takes some twenty
+    operations on matrices of a few thousand entries. NumPy takes a fifth of PyTorch's time for one
+    of them, most of which is the call.
+
+    Args:
+        terms: for each kernel the duals E of its L, and the rows that depend on the data.
+    """
+
+    def __init__(
+        self, terms: Sequence[tuple[Float[Tensor, "c c"], tuple[ContenderRows, ...]]]
+    ) -> None:
+        self._terms = [(_array(E), data) for E, data in terms]
+        self.included = np.ones(len(self._terms[0][0]), dtype=bool)
+
+    def marginal_gains(self) -> NDArray[np.floating]:
+        """Return L(Z) − L(Z \\ k) in nats for each candidate k in the subset, ∞ for others."""
+        gains = np.zeros(len(self.included), dtype=self._terms[0][0].dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows of candidates that left
+            for E, data in self._terms:
+                prior = _row_norms(E)
+                for rows in data:
+                    gains += 0.5 * rows.gains(prior)
+        gains[~self.included] = np.inf
+        return gains
+
+    def remove(self, index: int) -> None:
+        """Remove a candidate that is in the subset; O(c²)."""
+        for E, data in self._terms:
+            along = _project(E, index)
+            for rows in data:
+                rows.remove(index, along=along)
+        self.included[index] = False
+
+    def remove_least(self, count: int) -> Int[Tensor, " count"]:
+        """Remove `count` candidates, each that of smallest gain when it leaves; return them."""
+        order = np.empty(count, dtype=np.int64)
+        for step in range(count):
+            order[step] = self.marginal_gains().argmin()
+            self.remove(int(order[step]))
+        return from_numpy(order)
+
+
+def _array(rows: Tensor) -> NDArray[np.floating]:
+    """Return a copy in NumPy, on the CPU."""
+    return np.array(rows.cpu().numpy())
+
+
+def _row_norms(rows: NDArray[np.floating]) -> NDArray[np.floating]:
+    return np.einsum("ij,ij->i", rows, rows)
+
+
+def _project(rows: NDArray[np.floating], index: int) -> NDArray[np.floating]:
+    """Project rows off one of them, in place; return the component of each along it."""
+    row = rows[index].copy()
+    along = rows @ row
+    along /= along[index]
+    rows -= np.outer(along, row)
+    return along
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRows:
+    """The rows of a search state for one kernel: those of J candidates in C = K coordinates.
 
     Attributes:
         roots: roots of the candidates' covariances.
-        candidates: candidate of each row.
-        included: which candidates are in the subset.
         E: residuals and duals of L.
         data: rows for each root of the data.
-        bound: L(Z) in nats.
     """
 
     roots: Roots
-    candidates: Int[Tensor, " J"]
-    included: Bool[Tensor, " J"]
     E: Float[Tensor, "J C"]
     data: tuple[DataRows, ...]
-    bound: Float[Tensor, ""]
 
     @classmethod
-    def of(cls, roots: Roots, mask: Bool[Tensor, " K"]) -> "EliminationState":
-        """Return the state of a subset, computed afresh; O(K² M)."""
+    def of(cls, roots: Roots, mask: Bool[Tensor, " K"]) -> tuple["KernelRows", Scalar]:
+        """Return the rows of a subset, computed afresh, and its bound; O(K² M)."""
         if bool(mask.all()):
             return cls.of_all(roots)
         E, Q = residuals_and_duals(roots.L, mask)
@@ -146,45 +256,26 @@ class EliminationState(SearchState):
             rows, gain = _data_rows(roots.L, root, mask, E=E, Q=Q)
             data.append(rows)
             bound = bound + gain
-        return cls(
-            roots=roots,
-            candidates=torch.arange(roots.K, device=mask.device),
-            included=mask.clone(),
-            E=E,
-            data=tuple(data),
-            bound=bound,
-        )
+        return cls(roots, E, tuple(data)), bound
 
     @classmethod
-    def of_all(cls, roots: Roots) -> "EliminationState":
-        """Return the state of all candidates: the duals of a triangle are the rows of L⁻ᵀ; O(K³).
+    def of_all(cls, roots: Roots) -> tuple["KernelRows", Scalar]:
+        """Return the rows of all candidates: the duals of a triangle are the rows of L⁻ᵀ; O(K³).
 
         L(Z*) − L(∅) = ½ Σ [‖y‖² + P (‖R‖² − K − 2 log|R|)].
         """
-        E, bound, data = _inverse(roots.L).mT, roots.empty, []
+        eye = torch.eye(roots.K, dtype=roots.L.dtype, device=roots.L.device)
+        E, bound, data = solve_lower(roots.L, eye).mT, roots.empty, []
         for root in roots.data:
-            H = _inverse(root.LR).mT
+            H = solve_lower(root.LR, eye).mT
             data.append(DataRows(ER=E @ root.R, H=H, y=root.y, P=root.P))
             log_det = 2 * root.R.diagonal().abs().log().sum()
             explained = root.R.square().sum() - roots.K
             bound = bound + 0.5 * (root.y.square().sum() + root.P * (explained - log_det))
-        return cls(
-            roots=roots,
-            candidates=torch.arange(roots.K, device=E.device),
-            included=torch.ones(roots.K, dtype=torch.bool, device=E.device),
-            E=E,
-            data=tuple(data),
-            bound=bound,
-        )
+        return cls(roots, E, tuple(data)), bound
 
-    @property
-    def mask(self) -> Bool[Tensor, " K"]:
-        mask = torch.zeros(self.roots.K, dtype=torch.bool, device=self.E.device)
-        mask[self.candidates] = self.included
-        return mask
-
-    def marginal_gains(self) -> Float[Tensor, " J"]:
-        """Return L(Z ∪ k) − L(Z \\ k) in nats; positive values favour including k. O(J C)."""
+    def marginal_gains(self, included: Bool[Tensor, " J"]) -> Float[Tensor, " J"]:
+        """Return L(Z ∪ k) − L(Z \\ k) in nats; O(J C)."""
         prior = _squared_norms(self.E)
         gains = []
         for rows in self.data:
@@ -192,21 +283,20 @@ class EliminationState(SearchState):
             explained = _squared_norms(rows.ER) / prior - 1
             volume = (joint / prior).log()
             fit = (rows.H @ rows.y).square().sum(dim=1) / joint
-            covariance = explained + torch.where(self.included, volume, -volume)
+            covariance = explained + torch.where(included, volume, -volume)
             gains.append(torch.add(fit, covariance, alpha=rows.P))
         return 0.5 * reduce(torch.add, gains)
 
-    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "EliminationState":
-        """Return the state after adding or removing candidate `index`; O(J K)."""
-        leaves = bool(self.included[index])
-        same = self.included == leaves
-        update = partial(
-            rank_one_update,
-            rows=self.candidates,
-            same=None if bool(same.all()) else same,
-            leaves=leaves,
-            at=index,
-        )
+    def toggle(
+        self,
+        index: int,
+        *,
+        candidates: Int[Tensor, " J"],
+        same: Bool[Tensor, " J"] | None,
+        leaves: bool,
+    ) -> "KernelRows":
+        """Return the rows after adding or removing candidate `index`; see `rank_one_update`."""
+        update = partial(rank_one_update, rows=candidates, same=same, leaves=leaves, at=index)
         a, q = update(self.roots.L, self.E)
         norm = torch.linalg.vector_norm(self.E[index])
         data = []
@@ -214,23 +304,10 @@ class EliminationState(SearchState):
             b, p = update(root.LR, rows.H)
             ER = torch.addr(rows.ER, a, rows.ER[index] / norm)
             data.append(replace(rows, ER=ER, H=torch.addr(rows.H, b, p)))
-        included = self.included.clone()
-        included[index] = not leaves
-        return EliminationState(
-            roots=self.roots,
-            candidates=self.candidates,
-            included=included,
-            E=torch.addr(self.E, a, q),
-            data=tuple(data),
-            bound=self.bound - gain if leaves else self.bound + gain,
-        )
-
-    def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
-        return reduce(
-            torch.maximum, [_cosines(A[rows]) for A in (self.E, *(of.H for of in self.data))]
-        )
+        return replace(self, E=torch.addr(self.E, a, q), data=tuple(data))
 
     def block_removal(self, rows: Int[Tensor, " B"]) -> BlockRemoval:
+        """Return the removal of several included candidates in turn."""
         T, Q = _lower_orthonormal(self.E[rows])
         bases, gains = [Q], []
         for root, of in zip(self.roots.data, self.data, strict=True):
@@ -243,28 +320,17 @@ class EliminationState(SearchState):
             bases += [QR, QS]
         return BlockRemoval(rows=rows, gains=0.5 * reduce(torch.add, gains), bases=tuple(bases))
 
-    def remove_block(self, removal: BlockRemoval) -> "EliminationState":
-        keep = torch.ones_like(self.included).index_fill_(0, removal.rows, False)
-        rows = keep.nonzero()[:, 0]  # `index_select` takes a third of the time of a mask.
-        Q, *bases = removal.bases
-        E, data = self.E.index_select(0, rows), []
+    def without(self, left: Int[Tensor, " J"], bases: Sequence[Tensor]) -> "KernelRows":
+        """Return the rows of the candidates that are left, projected off those of a block."""
+        Q, *others = bases
+        E, data = self.E.index_select(0, left), []
         A = E @ Q.mT
-        for of, QR, QS in zip(self.data, bases[::2], bases[1::2], strict=True):
-            ER, H = of.ER.index_select(0, rows), of.H.index_select(0, rows)
+        for of, QR, QS in zip(self.data, others[::2], others[1::2], strict=True):
+            ER, H = of.ER.index_select(0, left), of.H.index_select(0, left)
             data.append(
                 replace(of, ER=ER.addmm_(A, QR, alpha=-1), H=H.addmm_(H @ QS.mT, QS, alpha=-1))
             )
-        return replace(
-            self,
-            candidates=self.candidates[rows],
-            included=self.included[rows],
-            E=E.addmm_(A, Q, alpha=-1),
-            data=tuple(data),
-            bound=self.bound - removal.gains.sum(),
-        )
-
-    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
-        return Contenders([self.contender_rows(rows)])
+        return replace(self, E=E.addmm_(A, Q, alpha=-1), data=tuple(data))
 
     def contender_rows(
         self, rows: Int[Tensor, " c"]
@@ -277,15 +343,108 @@ class EliminationState(SearchState):
         return _triangle(self.E[rows])[0], tuple(data)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class EliminationState:
+    """A subset during a search, with its marginal gains and cheap moves to neighbouring subsets.
+
+    Attributes:
+        terms: rows of each kernel, whose bounds and marginal gains are summed.
+        candidates: the J candidates that the search still considers.
+        included: mask of these candidates: True for those in the subset.
+        bound: L(Z) in nats.
+    """
+
+    terms: tuple[KernelRows, ...]
+    candidates: Int[Tensor, " J"]
+    included: Bool[Tensor, " J"]
+    bound: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, roots: Sequence[Roots], mask: Bool[Tensor, " K"]) -> "EliminationState":
+        """Return the state of a subset, computed afresh; O(K² M) for each kernel."""
+        terms, bounds = zip(*(KernelRows.of(each, mask) for each in roots), strict=True)
+        candidates = torch.arange(len(mask), device=mask.device)
+        return cls(terms, candidates, mask.clone(), reduce(torch.add, bounds))
+
+    @property
+    def mask(self) -> Bool[Tensor, " K"]:
+        """The subset as a mask over all K candidates."""
+        K = self.terms[0].roots.K
+        mask = torch.zeros(K, dtype=torch.bool, device=self.included.device)
+        mask[self.candidates] = self.included
+        return mask
+
+    def marginal_gains(self) -> Float[Tensor, " J"]:
+        """Return L(Z ∪ k) − L(Z \\ k) in nats; positive values favour including k. O(J C)."""
+        return reduce(torch.add, [term.marginal_gains(self.included) for term in self.terms])
+
+    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "EliminationState":
+        """Return the state after adding or removing candidate `index`; O(J K).
+
+        Args:
+            index: position among `candidates`.
+            gain: entry `index` of `marginal_gains`; added to the bound, or subtracted from it.
+        """
+        leaves = bool(self.included[index])
+        side = self.included == leaves
+        same = None if bool(side.all()) else side
+        included = self.included.clone()
+        included[index] = not leaves
+        return EliminationState(
+            terms=tuple(
+                term.toggle(index, candidates=self.candidates, same=same, leaves=leaves)
+                for term in self.terms
+            ),
+            candidates=self.candidates,
+            included=included,
+            bound=self.bound - gain if leaves else self.bound + gain,
+        )
+
+    def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
+        """Return how strongly removals of a few included candidates affect each other, in [0, 1].
+
+        If an entry is zero, removing one of the two candidates leaves the conditional precisions of
+        the other as they are.
+        """
+        each = [A[rows] for term in self.terms for A in (term.E, *(of.H for of in term.data))]
+        units = [torch.nn.functional.normalize(A, dim=1) for A in each]
+        return reduce(torch.maximum, [(unit @ unit.mT).abs_() for unit in units])
+
+    def block_removal(self, rows: Int[Tensor, " B"]) -> BlockRemoval:
+        """Return the removal of several included candidates in turn; O(B² K).
+
+        All J candidates must be included.
+        """
+        removals = [term.block_removal(rows) for term in self.terms]
+        gains = reduce(torch.add, [removal.gains for removal in removals])
+        return BlockRemoval(rows, gains, tuple(Q for removal in removals for Q in removal.bases))
+
+    def remove_block(self, removal: BlockRemoval) -> "EliminationState":
+        """Return the state without the candidates of a block, which are considered no more."""
+        keep = torch.ones_like(self.included).index_fill_(0, removal.rows, False)
+        left = keep.nonzero()[:, 0]  # `index_select` takes a third of the time of a mask.
+        terms, bases = [], iter(removal.bases)
+        for term in self.terms:
+            terms.append(term.without(left, list(islice(bases, 1 + 2 * len(term.data)))))
+        return EliminationState(
+            terms=tuple(terms),
+            candidates=self.candidates[left],
+            included=self.included[left],
+            bound=self.bound - removal.gains.sum(),
+        )
+
+    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
+        """Return a few included candidates on the CPU, of which some leave in O(c²) each.
+
+        Their gains are those of the whole state as long as no other candidate leaves the subset.
+        """
+        return Contenders([term.contender_rows(rows) for term in self.terms])
+
+
 def _squared_norms(rows: Float[Tensor, "J C"]) -> Float[Tensor, " J"]:
     """Return ‖row‖² of each row, in a quarter of the time of squares and sums."""
     return torch.linalg.vector_norm(rows, dim=1).square()
-
-
-def _inverse(L: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
-    """Return the inverse of a lower-triangular matrix; O(K³)."""
-    eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-    return torch.linalg.solve_triangular(L, eye, upper=False)
 
 
 def _triangle(
@@ -294,12 +453,6 @@ def _triangle(
     """Return T of the LQ factorisation T Q of c ≤ C rows, and Q targets, on the CPU; O(C c²)."""
     T, Q = _lower_orthonormal(rows)
     return T.cpu(), (rows[:, :0] if targets is None else Q @ targets).cpu()
-
-
-def _cosines(rows: Float[Tensor, "c C"]) -> Float[Tensor, "c c"]:
-    """Return the absolute cosine of the angle between any two rows."""
-    unit = torch.nn.functional.normalize(rows, dim=1)
-    return (unit @ unit.mT).abs_()
 
 
 def _lower_orthonormal(
@@ -344,52 +497,3 @@ def _data_rows(
     fit = (QS @ root.y).square().sum()
     gain = 0.5 * (fit + root.P * (QR.square().sum() - Q.shape[0] - log_det))
     return DataRows(ER=ER, H=H, y=root.y, P=root.P), gain
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SummedState(SearchState):
-    """A subset under several kernels, whose bounds and marginal gains are summed."""
-
-    terms: tuple[EliminationState, ...]
-    candidates: Int[Tensor, " J"]
-    included: Bool[Tensor, " J"]
-    bound: Float[Tensor, ""]
-
-    @classmethod
-    def of(cls, terms: tuple[EliminationState, ...], *, bound: Float[Tensor, ""]) -> "SummedState":
-        """Return the sum of states of the same subset; `bound` is the sum of their bounds."""
-        return cls(terms, terms[0].candidates, terms[0].included, bound)
-
-    @property
-    def mask(self) -> Bool[Tensor, " K"]:
-        return self.terms[0].mask
-
-    def marginal_gains(self) -> Float[Tensor, " J"]:
-        return torch.stack([term.marginal_gains() for term in self.terms]).sum(0)
-
-    def toggle(self, index: int, *, gain: Float[Tensor, ""]) -> "SummedState":
-        bound = self.bound - gain if bool(self.included[index]) else self.bound + gain
-        # Only the bound of the sum is used; those of the terms are not updated.
-        terms = tuple(term.toggle(index, gain=torch.zeros_like(gain)) for term in self.terms)
-        return SummedState.of(terms, bound=bound)
-
-    def cosines(self, rows: Int[Tensor, " c"]) -> Float[Tensor, "c c"]:
-        return reduce(torch.maximum, [term.cosines(rows) for term in self.terms])
-
-    def block_removal(self, rows: Int[Tensor, " B"]) -> BlockRemoval:
-        terms = [term.block_removal(rows) for term in self.terms]
-        gains = torch.stack([term.gains for term in terms]).sum(0)
-        bases = tuple(basis for term in terms for basis in term.bases)
-        return BlockRemoval(rows=rows, gains=gains, bases=bases)
-
-    def remove_block(self, removal: BlockRemoval) -> "SummedState":
-        terms, start = [], 0
-        for term in self.terms:
-            end = start + 1 + 2 * len(term.data)
-            terms.append(term.remove_block(replace(removal, bases=removal.bases[start:end])))
-            start = end
-        return SummedState.of(tuple(terms), bound=self.bound - removal.gains.sum())
-
-    def contenders(self, rows: Int[Tensor, " c"]) -> Contenders:
-        return Contenders([term.contender_rows(rows) for term in self.terms])

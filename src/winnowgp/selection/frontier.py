@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.selection.search import (
     CONTENDERS,
     SHARE,
@@ -187,7 +187,7 @@ class SizeFrontier:
 
 
 def elimination_frontier(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     lowest: float = -math.inf,
     contenders: int = CONTENDERS,
@@ -208,7 +208,7 @@ def elimination_frontier(
 
 
 def search_frontier(
-    statistics: SearchObjective, *, improved_sizes: int = 5, max_forward: int | None = None
+    statistics: SubsetStatistics, *, improved_sizes: int = 5, max_forward: int | None = None
 ) -> Frontier:
     """Return the frontier of backward elimination, forward selection and local improvements.
 
@@ -233,7 +233,7 @@ def search_frontier(
 
 
 def multistart_search(
-    statistics: SearchObjective, frontier: Frontier, *, log_weights: SizeTable
+    statistics: SubsetStatistics, frontier: Frontier, *, log_weights: SizeTable
 ) -> tuple[SearchResult, Frontier]:
     """Return the best subset under a prior, and the frontier improved by it.
 

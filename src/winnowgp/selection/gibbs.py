@@ -28,7 +28,7 @@ from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, Determinantal
 from winnowgp.point_processes.bernoulli import PointProcess
 from winnowgp.selection.chains import Chains
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.selection.search import forward_selection
 from winnowgp.selection.subset_samples import SubsetSamples, warn_if_poor
 from winnowgp.typing import Masks, Nats, SizeTable
@@ -57,7 +57,7 @@ class TemperedPosterior:
         beta: inverse temperature β of each chain, from 0 (the reference) to 1 (q*).
     """
 
-    objective: SearchObjective
+    objective: SubsetStatistics
     log_weights: SizeTable
     log_normaliser: Float[Tensor, ""]
     beta: Float[Tensor, " C"]
@@ -66,7 +66,7 @@ class TemperedPosterior:
     @classmethod
     def of(
         cls,
-        objective: SearchObjective,
+        objective: SubsetStatistics,
         prior: CardinalityPrior,
         *,
         chains: int,
@@ -197,7 +197,7 @@ def move(
 
 
 def sample_subsets(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,

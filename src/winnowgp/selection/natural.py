@@ -16,7 +16,7 @@ from torch import Tensor
 
 from winnowgp.errors import InputError
 from winnowgp.point_processes import Bernoulli, CardinalityPrior, kl_divergence
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.selection.search import forward_selection
 from winnowgp.typing import Mask, Scalar
 
@@ -54,7 +54,7 @@ class InclusionFit:
 
 
 def fit_inclusion(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     prior: CardinalityPrior,
     generator: torch.Generator,
@@ -101,7 +101,7 @@ def fit_inclusion(
 
 
 def inclusion_start(
-    statistics: SearchObjective, mask: Mask, *, prior: CardinalityPrior
+    statistics: SubsetStatistics, mask: Mask, *, prior: CardinalityPrior
 ) -> InclusionState:
     """Return the state whose average is the marginal gains of a given subset; O(K² M).
 
@@ -114,7 +114,7 @@ def inclusion_start(
 
 
 def inclusion_step(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     state: InclusionState,
     *,
     prior: CardinalityPrior,

@@ -1,6 +1,6 @@
 """Discrete search over subsets by exact marginal gains.
 
-Each step computes the marginal gains of a `SearchState` and moves to a neighbouring subset in
+Each step computes the marginal gains of an `EliminationState` and moves to a neighbouring subset in
 O(K²); backward elimination takes many steps at a time. Searches maximise the score L(Z) + w(|Z|)
 for a table w(0..K), such as −α m². They are greedy and deterministic: the result is a local optimum
 under the stated moves, not the best subset.
@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.objective import BlockRemoval, SearchObjective, SearchState
+from winnowgp.selection.elimination import BlockRemoval, EliminationState
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.typing import SizeTable
 
 CONTENDERS = 192
@@ -56,7 +57,7 @@ class SearchResult:
 
 
 def backward_elimination(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     start: Bool[Tensor, " K"] | None = None,
     smallest: int = 0,
@@ -126,7 +127,7 @@ def backward_elimination(
 
 
 def forward_selection(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     *,
     max_size: int | None = None,
     log_weights: SizeTable | None = None,
@@ -161,7 +162,7 @@ def forward_selection(
 
 
 def swap_search(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     mask: Bool[Tensor, " K"],
     *,
     sweeps: int = 2,
@@ -193,7 +194,7 @@ def swap_search(
 
 
 def oscillating_search(
-    statistics: SearchObjective, mask: Bool[Tensor, " K"], *, depth: int
+    statistics: SubsetStatistics, mask: Bool[Tensor, " K"], *, depth: int
 ) -> tuple[Bool[Tensor, " K"], float]:
     """Improve a subset of fixed size by adding `depth` candidates and removing as many.
 
@@ -220,7 +221,7 @@ def oscillating_search(
 
 
 def local_search(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     mask: Bool[Tensor, " K"],
     *,
     log_weights: SizeTable,
@@ -258,7 +259,7 @@ def local_search(
 
 
 def _removal(
-    state: SearchState, gains: Float[Tensor, " J"], *, contenders: int, share: int, limit: int
+    state: EliminationState, gains: Float[Tensor, " J"], *, contenders: int, share: int, limit: int
 ) -> BlockRemoval:
     """Return the removal of at least one and at most `limit` candidates of small gain."""
     J = len(gains)
@@ -273,7 +274,7 @@ def _removal(
 
 
 def _independent(
-    state: SearchState, gains: Float[Tensor, " J"], *, limit: int
+    state: EliminationState, gains: Float[Tensor, " J"], *, limit: int
 ) -> Int[Tensor, " B"]:
     """Return candidates of small gain that hardly affect each other, in order of their gains."""
     rows = gains.topk(min(_POOL * limit, len(gains)), largest=False).indices
@@ -286,7 +287,7 @@ def _independent(
     return rows[torch.tensor(chosen[:limit], device=rows.device)]
 
 
-def _swap(state: SearchState, index: int) -> SearchState:
+def _swap(state: EliminationState, index: int) -> EliminationState:
     """Remove candidate `index` and add the best one; the same state if that is `index` again."""
     without = state.toggle(index, gain=state.marginal_gains()[index])
     gains = without.marginal_gains().masked_fill(without.included, -torch.inf)
@@ -294,7 +295,9 @@ def _swap(state: SearchState, index: int) -> SearchState:
     return state if best == index else without.toggle(best, gain=gains[best])
 
 
-def _resize(statistics: SearchObjective, state: SearchState, *, size: int) -> SearchState:
+def _resize(
+    statistics: SubsetStatistics, state: EliminationState, *, size: int
+) -> EliminationState:
     """Add or remove candidates greedily until the subset has `size` inducing points."""
     for step in range(1, abs(int(state.included.sum()) - size) + 1):
         gains = state.marginal_gains()
@@ -309,7 +312,7 @@ def _resize(statistics: SearchObjective, state: SearchState, *, size: int) -> Se
 
 
 def _single_moves(
-    statistics: SearchObjective, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
+    statistics: SubsetStatistics, mask: Bool[Tensor, " K"], *, log_weights: SizeTable
 ) -> Bool[Tensor, " K"]:
     """Make the best single addition or removal while the score improves; at most 4K moves."""
     state = statistics.search_state(mask)

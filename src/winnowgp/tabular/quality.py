@@ -21,7 +21,7 @@ from winnowgp.estimators.rows import TargetScaler
 from winnowgp.models.likelihoods import is_plain, observation_model, predicted_quantiles
 from winnowgp.models.mixture import mixed, mixture_moments
 from winnowgp.models.observations import LEAST_NOISE, Prediction
-from winnowgp.models.quantiles import gaussian_quantiles
+from winnowgp.models.quadrature import gaussian_quantiles
 from winnowgp.report.summary import Confusion, Metric, Quality, Reliability
 
 Values = NDArray[np.float64]

@@ -18,7 +18,7 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.validation import HETEROSCEDASTIC
 from winnowgp.models import MixturePosterior
-from winnowgp.models.deep_costs import Allocation
+from winnowgp.models.deep_gp import Allocation
 from winnowgp.report.summary import (
     Alarm,
     AllocationSummary,

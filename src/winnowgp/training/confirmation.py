@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.data.repeats import measured_repeatedly
+from winnowgp.data.noise import measured_repeatedly
 from winnowgp.errors import NotPositiveDefiniteError
 from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model

@@ -12,8 +12,7 @@ from torch import Tensor
 from winnowgp.data import Dataset
 from winnowgp.errors import InputError
 from winnowgp.models import DeepGP, greedy_variance
-from winnowgp.models.deep_costs import prediction_cost, prediction_prices
-from winnowgp.models.deep_gp import estimate_elbo, seeded_elbo
+from winnowgp.models.deep_gp import estimate_elbo, prediction_cost, prediction_prices, seeded_elbo
 from winnowgp.models.deep_sites import LayerSites, deep_sites
 from winnowgp.selection import Frontier, SubsetStatistics, elimination_frontier
 from winnowgp.selection.frontier import MIN_ALPHA, Selection
@@ -75,7 +74,7 @@ class DeepTraining:
     that gains more than the tolerance."""
     predict_samples: int | None = None
     """Number of samples of a prediction. If given, a `Tolerance` and `MaxPredictTime` weight the
-    points of each layer by the time that they add to a prediction (`models.deep_costs`)."""
+    points of each layer by the time that they add to a prediction (`prediction_prices`)."""
     max_candidates: int | None = None
     """With a `Tolerance`, layers get twice as many candidates, up to this number, as long as that
     gains more than the tolerance; None keeps the candidates of the model."""

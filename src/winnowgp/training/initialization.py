@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from winnowgp.data import Dataset, MaskedMatrix, Source
-from winnowgp.data.repeats import measured_repeatedly
+from winnowgp.data.noise import measured_repeatedly
 from winnowgp.data.row_indices import sampled_rows
 from winnowgp.models import MultiOutputGP
 from winnowgp.models.base import InducingModel, Model
@@ -401,7 +401,7 @@ def with_unit_weights(model: InducingModel, rows: Dataset) -> Dataset:
 
     Several equal observations of a row determine its noise exactly: the evidence has no maximum in
     σ², and parameters close to σ² = 0 make inducing points useless. Different observations at the
-    same inputs (`winnowgp.data.repeats.pooled`) determine it as well as each counts.
+    same inputs (`winnowgp.data.noise.pooled`) determine it as well as each counts.
     """
     noisy = noise_of(model.likelihood) is not None
     if rows.weights is None or not noisy or rows.observations <= rows.N:

@@ -1,7 +1,7 @@
 """Newton steps with the average information: the maximum of the exact evidence of few parameters.
 
 The exact evidence costs O(N³), and its average information, an approximation of the negative
-Hessian, O(N²) more (`bounds.two_pass.evidence_gradient`). A damped Newton step solves
+Hessian, O(N²) more (`bounds.evidence.evidence_gradient`). A damped Newton step solves
 
     (I + λ D) s = g,   D = diag I,
 

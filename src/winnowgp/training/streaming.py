@@ -33,8 +33,8 @@ from winnowgp.models.observations import target_noise
 from winnowgp.models.online import OnlineGP
 from winnowgp.models.priors import log_prior
 from winnowgp.selection import Frontier, elimination_frontier
+from winnowgp.selection.objective import subset_statistics
 from winnowgp.selection.search import SHARE
-from winnowgp.selection.statistics import subset_statistics
 from winnowgp.training.goals import AllCandidates, Goal, Tolerance
 from winnowgp.training.lbfgs import Curvature, Stop, maximise_elbo
 

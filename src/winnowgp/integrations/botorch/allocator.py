@@ -24,7 +24,7 @@ from winnowgp.models.greedy import chunked_greedy_variance
 from winnowgp.models.kernels import prior_variance
 from winnowgp.models.observations import LEAST_NOISE
 from winnowgp.selection import Frontier, elimination_frontier
-from winnowgp.selection.statistics import subset_statistics
+from winnowgp.selection.objective import subset_statistics
 
 # Default noise variance, relative to the mean prior variance.
 NOISE = 0.01

@@ -5,8 +5,7 @@
 >>> model = result.model  # doctest: +SKIP
 """
 
-from winnowgp.integrations.gpytorch.conversion import to_gpytorch
-from winnowgp.integrations.gpytorch.processes import winnow_processes
+from winnowgp.integrations.gpytorch.conversion import to_gpytorch, winnow_processes
 from winnowgp.integrations.gpytorch.selection import subset_objective, winnow
 from winnowgp.integrations.gpytorch.updates import update_winnowed
 

@@ -36,7 +36,7 @@ from winnowgp.selection import (
     fit_inclusion,
 )
 from winnowgp.selection.frontier import MIN_ALPHA, Selection, largest_alpha
-from winnowgp.selection.objective import SearchObjective
+from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.training import FixedAlpha, Goal, MaxPoints, Tolerance
 from winnowgp.typing import Masks, Nats
 
@@ -319,7 +319,7 @@ def _moved(elbo: ModelELBO, best: Sequence[distribution.GaussianQ], rate: float)
 class StrategyFrontiers:
     """Frontiers of the sets of one strategy, which must all have the same number of points."""
 
-    statistics: tuple[SearchObjective, ...]
+    statistics: tuple[SubsetStatistics, ...]
     frontiers: tuple[Frontier, ...]
 
     @classmethod
@@ -361,7 +361,7 @@ class StrategyFrontiers:
 
 
 def _selection(
-    statistics: SearchObjective,
+    statistics: SubsetStatistics,
     frontier: Frontier,
     M: int,
     alpha: float,

@@ -41,8 +41,7 @@ from winnowgp.linalg import definite_cholesky, half_log_det, solve_lower
 from winnowgp.models.likelihoods import observation_model
 from winnowgp.models.site_inference import gauss_newton_precisions
 from winnowgp.selection import SubsetStatistics
-from winnowgp.selection.objective import SearchObjective
-from winnowgp.selection.statistics import DataRoot, Roots, SummedStatistics
+from winnowgp.selection.elimination import DataRoot, Roots
 
 # Rows evaluated at once, and rows times samples for models that draw samples.
 _ROWS, _DRAWN, _MOST_SAMPLES = 1024, 32_768, 8
@@ -346,7 +345,7 @@ class StrategySites:
             total = total + 0.5 * (inside - off.numel() - volume.sum())
         return total.item()
 
-    def statistics(self, bound: float) -> tuple[SearchObjective, ...]:
+    def statistics(self, bound: float) -> tuple[SubsetStatistics, ...]:
         """Return statistics that score subsets of each set of inducing points, on the CPU.
 
         Selection takes thousands of sequential steps on small matrices.
@@ -357,24 +356,22 @@ class StrategySites:
         inducing = self.whitening.inducing
         role_sums = self.sums()
         sets = [
-            self._set(role, role_sums[role], members)
+            SubsetStatistics(self._set(role, role_sums[role], members))
             for role in range(inducing.roles)
             for members in self._members(role)
         ]
         everything = torch.ones(1, inducing.K, dtype=torch.bool)
-        total = sum(term.value(everything).item() for terms in sets for term in terms)
+        total = sum(statistics.value(everything).item() for statistics in sets)
         offset = (bound - total) / len(sets)
-        return tuple(_summed(terms, offset) for terms in sets)
+        return tuple(statistics.shifted(offset) for statistics in sets)
 
     def _members(self, role: int) -> list[Bool[Tensor, " F"]]:
         """Return which functions use each of the sets of a role."""
         index = self.whitening.inducing.set_of(role)
         return [index == g for g in index.unique()]
 
-    def _set(
-        self, role: int, sums: SiteSums, members: Bool[Tensor, " F"]
-    ) -> list[SubsetStatistics]:
-        """Return statistics for each distinct kernel matrix of the functions of a set."""
+    def _set(self, role: int, sums: SiteSums, members: Bool[Tensor, " F"]) -> tuple[Roots, ...]:
+        """Return roots for each distinct kernel matrix of the functions of a set."""
         decoupled = self.whitening.inducing.roles == 2
         L = self.whitening.L[role].cpu()
         roots, D, rest = sums.roots.cpu(), sums.D.cpu(), sums.open.cpu()
@@ -384,7 +381,7 @@ class StrategySites:
             own = L[0] if len(L) == 1 else L[f]
             same = next((g for factor, g in groups if torch.equal(factor, own)), None)
             groups.append((own, [f])) if same is None else same.append(f)
-        statistics = []
+        terms = []
         for factor, functions in groups:
             data, empty = [], factor.new_zeros(())
             for f in functions:
@@ -394,17 +391,8 @@ class StrategySites:
                 data.append(DataRoot(R=roots[f], LR=factor @ roots[f], y=y, P=int(covariance)))
                 if covariance:
                     empty = empty - 0.5 * (rest[f] + C[f].diagonal().sum())
-            statistics.append(
-                SubsetStatistics(Roots(L=factor, data=tuple(data), empty=empty, N=self.N))
-            )
-        return statistics
-
-
-def _summed(terms: list[SubsetStatistics], offset: float) -> SearchObjective:
-    first, *others = terms
-    shifted = replace(first.roots, empty=first.roots.empty + offset)
-    first = SubsetStatistics(shifted)
-    return SummedStatistics((first, *others)) if others else first
+            terms.append(Roots(L=factor, data=tuple(data), empty=empty, N=self.N))
+        return tuple(terms)
 
 
 def _recorder(model: Any, inducing: InducingStrategy) -> Recorder:

@@ -8,7 +8,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from winnowgp.data import Dataset
-from winnowgp.data.repeats import measured_repeatedly, pooled
+from winnowgp.data.noise import measured_repeatedly, pooled
 from winnowgp.models import SparseGP, VariationalGP
 from winnowgp.models.heteroscedastic import HeteroscedasticGP, LogVarianceLikelihood
 

@@ -1,17 +1,19 @@
-"""Groups of targets that are observed in the same rows with the same known noise, and their noise.
+"""The noise of observations: groups of targets that share it, and repeated measurements.
 
 Target p of row i has the noise variance s_ip + σ_p², where s is known (zero if it is not given) and
 σ² is learnt, one for all targets or one each. Targets with the same variance in all rows share
 every matrix of a bound. Without known noise, targets with different σ² that are observed in the
 same rows share the sum C = V R Vᵀ over rows, which each of them divides by its own σ².
+
+`pooled` replaces many observations at the same inputs without loss.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.data.dataset import Dataset, Source
@@ -196,3 +198,89 @@ def noise_groups(
         else:
             result.append(NoiseGroup(group, noise[list(group.targets)]))
     return result
+
+
+# Rows are pooled if that leaves at most this share of them.
+_WORTH = 0.5
+
+
+@torch.no_grad()
+def pooled(data: Dataset, *, known: float | None = None) -> Dataset:
+    """Return three or more observations at the same inputs as two, with the same likelihood.
+
+    Of observations y_j with noise variances s_j and weights w_j, two observations ȳ ± δ of weight
+    c/2 and noise variance s have the Gaussian log-likelihood, whatever the function is there:
+
+        c = Σ w_j,   Λ = Σ w_j/s_j,   s = c/Λ,   ȳ = Σ (w_j/s_j) y_j / Λ,
+        δ² = [Σ (w_j/s_j) (y_j − ȳ)² + Σ w_j log(s_j/s)] / Λ ≥ 0
+
+    So does every bound, its gradient and every prediction, at a cost that depends on the number of
+    different inputs. If noise is learnt, s_j has an unknown part, which may also depend on the
+    inputs: then only rows with the same known noise are pooled, for which ȳ and δ² are the mean
+    and the variance of y_j. The rows are returned as they are if fewer than half of them could be
+    left out.
+
+    >>> X = torch.zeros(4, 1)
+    >>> pooled(Dataset.of(X, torch.tensor([1.0, 2.0, 3.0, 6.0]))).weights
+    tensor([2., 2.])
+
+    Args:
+        data: rows; targets that are missing (NaN) are so in the whole of a group.
+        known: variance of all noise that is not in `data.noise`; None if it is learnt.
+    """
+    groups, count = _row_groups(data, by_noise=known is None)
+    large = count[groups] > 2
+    if len(count[count > 2]) * 2 + int((~large).sum()) > _WORTH * data.N:
+        return data
+    rest, rows = data.part((~large).nonzero()[:, 0]), data.part(large.nonzero()[:, 0])
+    _, index = torch.unique(groups[large], return_inverse=True)
+    first = _first(index)
+    w = rows.counts[:, None]
+    s = torch.ones_like(rows.Y)
+    if known is not None:
+        s = known + (torch.zeros_like(s) if rows.noise is None else rows.noise)
+
+    def total(terms: Float[Tensor, "N P"]) -> Float[Tensor, "G P"]:
+        return terms.new_zeros(len(first), terms.shape[1]).index_add_(0, index, terms)
+
+    c, precision = total(w), total(w / s)
+    mean, level = total(w / s * rows.Y) / precision, c / precision
+    square = total(w / s * (rows.Y - mean[index]).square() + w * (s / level[index]).log())
+    offset = (square / precision).clamp_min(0).sqrt()
+    noise = None if rows.noise is None else rows.noise[first]
+    if known is not None and noise is not None:
+        noise = (level - known).clamp_min(0)
+    pair = Dataset(rows.X[first], mean + offset, 0.5 * c[:, 0], noise)
+    parts = [pair, replace(pair, Y=mean - offset)]
+    if rest.N:
+        parts.append(replace(rest, weights=rest.counts))
+    return Dataset.joined(parts)
+
+
+def measured_repeatedly(data: Dataset) -> bool:
+    """Return whether rows that count as several observations have others at the same inputs.
+
+    Their differences determine the noise; equal observations alone would imply that there is none.
+    """
+    if data.weights is None or not bool((data.weights > 1).any()):
+        return False
+    _, index, count = torch.unique(data.X, dim=0, return_inverse=True, return_counts=True)
+    return bool((count[index][data.weights > 1] > 1).all())
+
+
+def _row_groups(data: Dataset, *, by_noise: bool) -> tuple[Int[Tensor, " N"], Int[Tensor, " G"]]:
+    """Return the group of each row, and the number of rows of each group."""
+    columns = [data.X, torch.isnan(data.Y).to(data.X)]
+    if by_noise and data.noise is not None:
+        columns.append(data.noise)
+    _, index, count = torch.unique(
+        torch.cat(columns, 1), dim=0, return_inverse=True, return_counts=True
+    )
+    return index, count
+
+
+def _first(index: Int[Tensor, " N"]) -> Int[Tensor, " G"]:
+    """Return the first row of each group."""
+    rows = torch.arange(len(index), device=index.device)
+    first = torch.full((int(index.max()) + 1,), len(index), device=index.device)
+    return first.scatter_reduce(0, index, rows, "amin")

@@ -8,13 +8,11 @@ from gpytorch.means import ZeroMean
 
 from helpers import oracles
 from winnowgp.bounds import row_blocks
-from winnowgp.bounds.one_block import OneBlockBound, one_block
 from winnowgp.bounds.row_blocks import RowBlocks
-from winnowgp.bounds.two_pass import two_pass_bound
+from winnowgp.bounds.two_pass import OneBlockBound, one_block, two_pass_bound
 from winnowgp.data import Dataset
-from winnowgp.models.autograd_chunks import AutogradMean
-from winnowgp.models.chunked_kernels import StationaryChunks
-from winnowgp.models.kernels import Matern32Profile
+from winnowgp.models.chunked_kernels import AutogradMean
+from winnowgp.models.stationary import Matern32Profile, StationaryChunks
 
 NOISE = torch.tensor(0.3, dtype=torch.float64)
 
