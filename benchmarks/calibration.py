@@ -13,8 +13,6 @@ Values = NDArray[np.float64]
 
 COVERAGE = (0.5, 0.9, 0.95, 0.99)
 """Probabilities of the central intervals."""
-SHOWN = (0.5, 0.9, 0.99)
-"""Those that the page shows."""
 DECILES = tuple(round(0.1 * i, 1) for i in range(1, 10))
 LEVELS = tuple(sorted({*DECILES, *(round(0.5 + s * c / 2, 4) for c in COVERAGE for s in (-1, 1))}))
 """Levels of the quantiles that coverage and histogram need."""
@@ -47,8 +45,8 @@ def calibration(quantiles: Values, y: Values) -> Row:
 
 
 def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """Return a heading and a Markdown table of the mean coverage of each interval that is shown: a
-    line per method and a column per table."""
+    """Return a heading and a Markdown table of the mean coverage of each interval: a line per
+    method and a column per table."""
     tables, methods = _names(groups)
 
     def covered(table: str, method: str, share: float) -> str:
@@ -57,7 +55,7 @@ def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
 
     header = ["method", *(f">{table}" for table in tables)]
     parts = []
-    for share in SHOWN:
+    for share in COVERAGE:
         lines = [[f"`{m}`", *(covered(table, m, share) for table in tables)] for m in methods]
         parts += [f"### {round(100 * share)} % intervals", markdown(header, lines)]
     return "\n\n".join(parts)
