@@ -44,10 +44,17 @@ def calibration(quantiles: Values, y: Values) -> Row:
     return row
 
 
-def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
+def coverage_tables(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], order: Sequence[str] = ()
+) -> str:
     """Return a heading and a Markdown table of the mean coverage of each interval: a line per
-    method and a column per table."""
-    tables, methods = _names(groups)
+    method and a column per table.
+
+    Args:
+        groups: rows by table and method.
+        order: methods that come first, in this order.
+    """
+    tables, methods = _names(groups, order)
 
     def covered(table: str, method: str, share: float) -> str:
         rows = groups.get((table, method), ())
@@ -61,19 +68,30 @@ def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
     return "\n\n".join(parts)
 
 
-def _names(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> tuple[list[str], list[str]]:
+def _names(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], order: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Return the tables and the methods of groups."""
     tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
-    return tables, methods
+    known = [method for method in order if method in methods]
+    return tables, [*known, *(method for method in methods if method not in known)]
 
 
-def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path) -> None:
-    """Draw the mean PIT histogram of each group: a row per method, a column per table."""
+def draw_histograms(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path, order: Sequence[str] = ()
+) -> None:
+    """Draw the mean PIT histogram of each group: a row per method, a column per table.
+
+    Args:
+        groups: rows by table and method.
+        path: the file.
+        order: methods that come first, in this order.
+    """
     from matplotlib.figure import Figure
 
     from winnowgp.plots.style import COLOURS, save_figure, styled
 
-    tables, methods = _names(groups)
+    tables, methods = _names(groups, order)
     with styled():
         figure = Figure(figsize=(1.6 * len(tables) + 1, 0.75 * len(methods) + 0.6))
         axes = figure.subplots(len(methods), len(tables), squeeze=False, sharex=True, sharey=True)

@@ -292,7 +292,8 @@ def write_pages(rows: list[Row]) -> None:
     # Others have nothing to be compared with yet.
     shown = [name for name in TABLES if name in ours]
     draw(rows, shown, DOCS / "images", value=partial(paired, rows))
-    draw_histograms(groups, DOCS / "images" / "peers-pit.png")
+    order = list(ENVIRONMENTS)
+    draw_histograms(groups, DOCS / "images" / "peers-pit.png", order)
     spent, missing = total_hours(every)
     night = (
         f"All fits that have a row took {spent:.1f} CPU hours; those that are missing are expected "
@@ -304,4 +305,5 @@ def write_pages(rows: list[Row]) -> None:
         losses=losses(sorted(good, key=_order)),
         progress=f"{progress(every)}\n\n{night}",
     )
-    replace_sections(DOCS / "benchmarks" / "calibration.md", calibration=coverage_tables(groups))
+    tables = coverage_tables(groups, order)
+    replace_sections(DOCS / "benchmarks" / "calibration.md", calibration=tables)

@@ -18,6 +18,7 @@ paper_ablations: Any = import_module("paper_ablations")
 libraries: Any = import_module("libraries")
 plan: Any = import_module("libraries_plan")
 page: Any = import_module("libraries_page")
+plots: Any = import_module("libraries_plots")
 sys.path.remove(str(BENCHMARKS))
 
 
@@ -150,7 +151,10 @@ def test_coverage_tables_average_each_interval_by_method_and_table() -> None:
     assert titles == [f"### {share} % intervals" for share in (50, 90, 95, 99)]
     start = lines.index("### 90 % intervals")
     assert lines[start + 2] == "| method | energy | concrete |"
-    assert lines[start + 4 : start + 6] == ["| `winnowgp` | 0.85 | |", "| `catboost` | | 0.80 |"]
+    expected = ["| `winnowgp` | 0.85 | |", "| `catboost` | | 0.80 |"]
+    assert lines[start + 4 : start + 6] == expected
+    ordered = calibration.coverage_tables(groups, ("ngboost", "catboost")).splitlines()
+    assert ordered[start + 4 : start + 6] == expected[::-1]
 
 
 def test_cost_names_gpu_and_other_processor() -> None:
@@ -267,6 +271,27 @@ def test_run_without_a_gpu_makes_no_row(monkeypatch, capsys) -> None:
     monkeypatch.setattr(libraries.torch.cuda, "is_available", lambda: False)
     assert libraries.run("energy", 20, "winnowgp-gpu", 900, None) is None
     assert "winnowgp-gpu: there is no GPU" in capsys.readouterr().err
+
+
+def test_draw_panel_shows_far_densities_at_the_edge_and_ours_on_top() -> None:
+    densities = {"winnowgp": 1.0, "ngboost": 0.8, "catboost": -9.0, "lightgbm": 0.9}
+    rows = [row(method, 20, density) for method, density in densities.items()]
+    rows.append(row("winnowgp-gpu", 20, 1.0, device="GPU"))
+    ax = plots.Figure().subplots()
+
+    def value(table: str, method: str, column: str) -> float:
+        return densities[method.removesuffix("-gpu")]
+
+    families = plots._draw_panel(ax, rows, "energy", "log_density", value)
+    assert families == set(densities)
+    # The median is 0.9.
+    assert ax.get_ylim()[0] == pytest.approx(0.6)
+    heights = {line.get_marker(): line.get_ydata()[0] for line in ax.lines}
+    catboost, ours = (plots.FAMILIES[name][2] for name in ("catboost", "winnowgp"))
+    assert heights[catboost] == pytest.approx(0.6)
+    assert [text.get_text() for text in ax.texts] == ["−9.00"]
+    top = max(ax.lines, key=lambda line: line.get_zorder() if line.get_ms() < 10 else 0)
+    assert top.get_marker() == ours
 
 
 def test_later_rows_replace_earlier_ones_of_the_same_fit() -> None:
