@@ -25,7 +25,7 @@ def calibration(quantiles: Values, y: Values) -> Row:
     if predictions are calibrated. A value that equals quantiles counts as covered, and belongs to
     the first bin that it ends.
 
-    >>> y = np.array([-3.0, 0.0, 0.1, 3.0])
+    >>> y = np.array([-3.0, 0.0, 0.09, 3.0])
     >>> row = calibration(np.tile(np.array(LEVELS)[:, None] - 0.5, 4), y)
     >>> row["coverage_90"], row["pit"]
     (0.5, [0.25, 0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0, 0.25])

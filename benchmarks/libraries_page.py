@@ -14,10 +14,14 @@ from statistics import stdev
 from calibration import coverage_tables, draw_histograms
 from libraries_plan import (
     ENVIRONMENTS,
+    GPU,
     LIMIT,
     OURS,
-    SEEDS,
+    UNITS,
+    Case,
+    cases,
     expected_seconds,
+    is_planned,
     planned_splits,
 )
 from libraries_plots import draw
@@ -243,20 +247,28 @@ def progress(rows: Sequence[Row], *, limit: int = LIMIT) -> str:
 
 
 def total_hours(rows: Sequence[Row], *, limit: int = LIMIT) -> tuple[float, float]:
-    """Return the CPU hours of all fits that have a row, and of those that are planned without one.
+    """Return the CPU hours of `make peers` with these rows, and with none, without a GPU.
 
-    Missing fits count by `expected_seconds`, so that those of methods without any row are left out.
+    A fit without a row counts by `expected_seconds`, and one that is ended by the limit. With no
+    rows, what is planned follows from the fits made before, as in `libraries.run_planned`.
     """
-    done = {(row["table"], row["method"], row["seed"]): row for row in rows}
-    spent = sum(row.get("cpu_s", row.get("limit", 0) * ("error" in row)) for row in done.values())
-    missing = sum(
-        expected_seconds(rows, table, method)
-        for table in TABLES
-        for method in ENVIRONMENTS
-        for seed in SEEDS[table][: planned_splits(rows, table, method, limit=limit)]
-        if (table, method, seed) not in done
-    )
-    return spent / 3600, missing / 3600
+    every = cases(list(TABLES), [method for method in ENVIRONMENTS if not method.endswith(GPU)])
+    known = {tuple(row[unit] for unit in UNITS): row for row in rows}
+
+    def made(case: Case) -> Row:
+        own = known.get(case, {})
+        cost = own.get("cpu_s", expected_seconds(rows, case[0], case[2]))
+        return {**dict(zip(UNITS, case, strict=True)), "cpu_s": min(cost, limit)}
+
+    remaining = [
+        made(case) for case in every if case not in known and is_planned(case, rows, limit=limit)
+    ]
+    fresh: list[Row] = []
+    for case in every:
+        if is_planned(case, fresh, limit=limit):
+            fresh.append(made(case))
+    left, whole = (sum(row["cpu_s"] for row in part) / 3600 for part in (remaining, fresh))
+    return left, whole
 
 
 def version_list(rows: Sequence[Row]) -> str:
@@ -294,10 +306,10 @@ def write_pages(rows: list[Row]) -> None:
     draw(rows, shown, DOCS / "images", value=partial(paired, rows))
     order = list(ENVIRONMENTS)
     draw_histograms(groups, DOCS / "images" / "peers-pit.png", order)
-    spent, missing = total_hours(every)
+    left, whole = total_hours(every)
     night = (
-        f"All fits that have a row took {spent:.1f} CPU hours; those that are missing are expected "
-        f"to take {missing:.1f}."
+        f"By these rows, `make peers` takes {left:.1f} CPU hours for what is missing, and "
+        f"{whole:.1f} on a machine without any row."
     )
     replace_sections(
         DOCS / "benchmarks" / "libraries.md",

@@ -98,7 +98,9 @@ def planned_splits(rows: Sequence[Row], table: str, method: str, *, limit: int =
     return 1 if seconds > ONE_SPLIT else len(SEEDS[table])
 
 
-def is_planned(case: Case, rows: Sequence[Row], *, seeds: Sequence[int] | None, limit: int) -> bool:
+def is_planned(
+    case: Case, rows: Sequence[Row], *, seeds: Sequence[int] | None = None, limit: int
+) -> bool:
     """Return whether a fit is made: one of the seeds, or of the planned splits if they are None."""
     table, seed, method = case
     planned = seeds or SEEDS[table][: planned_splits(rows, table, method, limit=limit)]

@@ -224,8 +224,8 @@ def few_seeds(experiment: Experiment, rows: Sequence[Row]) -> list[list[str]]:
             of_table = f" on {first['data']}" if "data" in first else ""
             seconds = median(row["cpu_seconds"] for row in members)
             on = " with a GPU" if any(row["device"] == "cuda" for row in members) else ""
-            line = [f"`{experiment.name}`", runs + of_table, str(count), f"{seconds:.0f}{on}"]
-            lines.append(line)
+            cells = [f"{runs}{of_table}", str(count), f"{seconds:.0f}{on}"]
+            lines.append([f"`{experiment.name}`", *cells])
     return lines
 
 

@@ -252,19 +252,18 @@ def test_run_planned_follows_the_cost_of_fits_that_it_made(monkeypatch) -> None:
     assert sorted((r["table"], r["seed"]) for r in again) == [("concrete", 21), ("energy", 21)]
 
 
-def test_total_hours_adds_fits_and_expected_ones() -> None:
-    rows = [row("ngboost", seed, 0.1, cpu_s=36.0) for seed in (20, 21)]
-    rows.append({**row("gpboost-vif", 20, 0.1), "error": "more than 900 CPU s", "limit": 900})
-    del rows[-1]["cpu_s"]
-    spent, missing = page.total_hours(rows)
-    assert spent == pytest.approx((2 * 36 + 900) / 3600)
-    others = {"energy": 3, "concrete": 5, "skillcraft": 5, "kin8nm": 3, "kin40k": 1, "protein": 1}
-    sizes = {name: plan.TABLES[name] / plan.TABLES["energy"] for name in others}
-    # 36 seconds on energy are more than 300 on kin8nm, kin40k and protein, but less than 900 on
-    # the first alone.
-    expected = sum(36 * sizes[n] * count for n, count in others.items() if 36 * sizes[n] < 300)
-    assert 300 < 36 * sizes["kin8nm"] < 900 < 36 * sizes["kin40k"]
-    assert missing == pytest.approx((expected + 36 * sizes["kin8nm"]) / 3600)
+def test_total_hours_plans_as_the_command_does(monkeypatch) -> None:
+    monkeypatch.setattr(page, "TABLES", {name: plan.TABLES[name] for name in ("energy", "kin8nm")})
+    monkeypatch.setattr(page, "ENVIRONMENTS", {"ngboost": "trees", "winnowgp-gpu": None})
+    rows = [row("ngboost", seed, 0.1, cpu_s=30.0) for seed in (20, 21)]
+    larger = 30 * plan.TABLES["kin8nm"] / plan.TABLES["energy"]
+    assert 300 < larger < 900
+    # Missing are three splits of energy, and one of kin8nm, which takes more than 300 seconds.
+    left, whole = page.total_hours(rows)
+    assert left == pytest.approx((3 * 30 + larger) / 3600)
+    assert whole == pytest.approx((5 * 30 + larger) / 3600)
+    # With a limit below its cost, kin8nm is not started at all.
+    assert page.total_hours(rows, limit=200) == pytest.approx((90 / 3600, 150 / 3600))
 
 
 def test_run_without_a_gpu_makes_no_row(monkeypatch, capsys) -> None:
