@@ -272,15 +272,24 @@ def total_hours(rows: Sequence[Row], *, limit: int = LIMIT) -> tuple[float, floa
 
 
 def version_list(rows: Sequence[Row]) -> str:
-    """Return the versions of the packages; of ours the source, which its rows name."""
+    """Return the versions of the packages; of ours also source and tables."""
     found: dict[str, dict[str, None]] = {}
+    tables: dict[str, dict[str, None]] = {}
     names: dict[str, str] = {"xgb": "xgboost-distribution", "sklearn": "scikit-learn"}
     for row in rows:
         first: str = row["method"].split("-")[0]
         package = names.get(first, first)
-        label = f"{row['version']} (source {row['source']})" if "source" in row else row["version"]
+        if "source" in row:
+            label = f"{row['version']} (source {row['source']})"
+            tables.setdefault(label, {})[row["table"]] = None
+        else:
+            label = row["version"]
         found.setdefault(package, {})[label] = None
-    return "; ".join(f"{package} {', '.join(labels)}" for package, labels in found.items())
+
+    def text(label: str) -> str:
+        return f"{label} on {' and '.join(tables[label])}" if label in tables else label
+
+    return "; ".join(f"{package} {', '.join(map(text, own))}" for package, own in found.items())
 
 
 def small_rows() -> list[Row]:

@@ -124,6 +124,15 @@ def test_summary_has_a_line_per_method_and_names_failures() -> None:
     assert "more than 5 CPU s" in ngboost
 
 
+def test_version_list_names_sources_and_tables_of_ours() -> None:
+    rows = [row("winnowgp", 20, 0.1, version="1.0", source="abc"), row("ngboost", 20, 0.1)]
+    rows.append(row("winnowgp-gpu", 20, 0.1, version="1.0", source="abc", table="kin40k"))
+    rows = [{"version": "0.5", **each} for each in rows]
+    assert page.version_list(rows) == (
+        "winnowgp 1.0 (source abc) on energy and kin40k; ngboost 0.5"
+    )
+
+
 def test_summary_has_clear_differences_in_bold() -> None:
     rows = [row("winnowgp", s, 1.0) for s in (20, 21, 22)]
     rows += [row("catboost", s, density) for s, density in ((20, 0.5), (21, 0.51), (22, 0.49))]
@@ -289,8 +298,8 @@ def test_draw_panel_shows_far_densities_at_the_edge_and_ours_on_top() -> None:
     catboost, ours = (plots.FAMILIES[name][2] for name in ("catboost", "winnowgp"))
     assert heights[catboost] == pytest.approx(0.6)
     assert [text.get_text() for text in ax.texts] == ["−9.00"]
-    top = max(ax.lines, key=lambda line: line.get_zorder() if line.get_ms() < 10 else 0)
-    assert top.get_marker() == ours
+    orders = {line.get_marker(): line.get_zorder() for line in ax.lines if line.get_ms() < 10}
+    assert orders[ours] > max(order for marker, order in orders.items() if marker != ours)
 
 
 def test_later_rows_replace_earlier_ones_of_the_same_fit() -> None:
