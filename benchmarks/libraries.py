@@ -55,16 +55,13 @@ PEERS = Path(__file__).parent / "peers"
 
 
 def run(name: str, seed: int, method: str, limit: int, python: str | None) -> Row | None:
-    """Return the row of one fit; None if the method is not installed, or needs a GPU.
+    """Return the row of one fit; None if the method is not installed.
 
     Args:
         limit: CPU seconds after which the fit is ended; of no effect on a GPU.
         python: interpreter of all methods; None for their own environments.
     """
     device = "cuda" if method.endswith(GPU) else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        print(f"{method}: there is no GPU.", file=sys.stderr)
-        return None
     environment = ENVIRONMENTS[method]
     if python is None:
         own = PEERS / f".venv-{environment}" / "bin" / "python"
@@ -147,6 +144,16 @@ def run_planned(
                     yield row
 
 
+def runnable(methods: Sequence[str]) -> list[str]:
+    """Return the methods that can run here: those on a GPU are left out where there is none."""
+    if torch.cuda.is_available():
+        return list(methods)
+    for method in methods:
+        if method.endswith(GPU):
+            print(f"{method}: there is no GPU.", file=sys.stderr)
+    return [method for method in methods if not method.endswith(GPU)]
+
+
 def _limit_cpu(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
@@ -188,7 +195,8 @@ def main() -> None:
         return
     options = {"limit": arguments.limit, "again": arguments.again}
     done = set(grouped((row for row in rows if is_final(row, **options)), *UNITS))
-    missing = [case for case in cases(arguments.tables, arguments.methods) if case not in done]
+    methods = runnable(arguments.methods)
+    missing = [case for case in cases(arguments.tables, methods) if case not in done]
     work = partial(run, limit=arguments.limit, python=arguments.python)
     runs = Runs(FILE)
     planned = partial(is_planned, seeds=arguments.seeds, limit=arguments.limit)

@@ -275,10 +275,12 @@ def test_total_hours_plans_as_the_command_does(monkeypatch) -> None:
     assert page.total_hours(rows, limit=200) == pytest.approx((90 / 3600, 150 / 3600))
 
 
-def test_run_without_a_gpu_makes_no_row(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(libraries.torch.cuda, "is_available", lambda: False)
-    assert libraries.run("energy", 20, "winnowgp-gpu", 900, None) is None
-    assert "winnowgp-gpu: there is no GPU" in capsys.readouterr().err
+def test_runnable_leaves_out_methods_on_a_gpu_where_there_is_none(monkeypatch, capsys) -> None:
+    for present in (True, False):
+        monkeypatch.setattr(libraries.torch.cuda, "is_available", lambda present=present: present)
+        kept = libraries.runnable(["winnowgp", "winnowgp-gpu", "ngboost"])
+        assert kept == ["winnowgp", *["winnowgp-gpu"] * present, "ngboost"]
+    assert capsys.readouterr().err == "winnowgp-gpu: there is no GPU.\n"
 
 
 def test_draw_panel_shows_far_densities_at_the_edge_and_ours_on_top() -> None:

@@ -99,6 +99,8 @@ def test_few_seeds_lists_kinds_of_runs_with_less_than_five(tmp_path: Path) -> No
         ["`toy`", "the fast schedule on energy", "2", "3"],
         ["`toy`", "grid", "2", "7 with a GPU"],
     ]
+    released = SCRIPT["few_seeds"](Toy(tmp_path / "log"), rows[:3], Scope(released=True))
+    assert released[0][1] == "the fast schedule on energy, released"
 
 
 def test_stored_rows_are_complete_and_their_disagreements_explained() -> None:
