@@ -5,6 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,33 @@ def test_draw_panel_shows_far_densities_at_the_edge_and_ours_on_top() -> None:
     assert [text.get_text() for text in ax.texts] == ["−9.00"]
     orders = {line.get_marker(): line.get_zorder() for line in ax.lines if line.get_ms() < 10}
     assert orders[ours] > max(order for marker, order in orders.items() if marker != ours)
+
+
+@pytest.mark.parametrize(
+    ("method", "worked", "device", "limited"),
+    [
+        ("winnowgp", "winnowgp", "cpu", True),
+        ("winnowgp-gpu", "winnowgp", "cuda", False),
+        ("gpflow-sgpr-32", "gpflow-sgpr", "cpu", True),
+        ("sklearn-gpr", "sklearn-gpr", "cpu", True),
+    ],
+)
+def test_run_starts_the_worker_of_a_method(
+    paper_data, monkeypatch, method: str, worked: str, device: str, limited: bool
+) -> None:
+    started: list[tuple[list[str], dict[str, Any]]] = []
+
+    def start(command: list[str], **options: Any) -> CompletedProcess[str]:
+        started.append((command, options))
+        return CompletedProcess(command, 1, stderr="ModuleNotFoundError: No module named 'x'")
+
+    monkeypatch.setattr(libraries.subprocess, "run", start)
+    assert libraries.run("energy", 20, method, limit=900, python=sys.executable) is None
+    ((command, options),) = started
+    assert command[2] == worked
+    assert command[command.index("--device") + 1] == device
+    assert ("--size" in command) == (method == "gpflow-sgpr-32")
+    assert (options["preexec_fn"] is not None) == limited
 
 
 def test_later_rows_replace_earlier_ones_of_the_same_fit() -> None:
