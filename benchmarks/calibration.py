@@ -13,8 +13,6 @@ Values = NDArray[np.float64]
 
 COVERAGE = (0.5, 0.9, 0.95, 0.99)
 """Probabilities of the central intervals."""
-SHOWN = (0.5, 0.9, 0.99)
-"""Those that the page shows."""
 DECILES = tuple(round(0.1 * i, 1) for i in range(1, 10))
 LEVELS = tuple(sorted({*DECILES, *(round(0.5 + s * c / 2, 4) for c in COVERAGE for s in (-1, 1))}))
 """Levels of the quantiles that coverage and histogram need."""
@@ -27,7 +25,7 @@ def calibration(quantiles: Values, y: Values) -> Row:
     if predictions are calibrated. A value that equals quantiles counts as covered, and belongs to
     the first bin that it ends.
 
-    >>> y = np.array([-3.0, 0.0, 0.1, 3.0])
+    >>> y = np.array([-3.0, 0.0, 0.09, 3.0])
     >>> row = calibration(np.tile(np.array(LEVELS)[:, None] - 0.5, 4), y)
     >>> row["coverage_90"], row["pit"]
     (0.5, [0.25, 0.0, 0.0, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0, 0.25])
@@ -46,10 +44,17 @@ def calibration(quantiles: Values, y: Values) -> Row:
     return row
 
 
-def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
-    """Return a heading and a Markdown table of the mean coverage of each interval that is shown: a
-    line per method and a column per table."""
-    tables, methods = _names(groups)
+def coverage_tables(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], order: Sequence[str] = ()
+) -> str:
+    """Return a heading and a Markdown table of the mean coverage of each interval: a line per
+    method and a column per table.
+
+    Args:
+        groups: rows by table and method.
+        order: methods that come first, in this order.
+    """
+    tables, methods = _names(groups, order)
 
     def covered(table: str, method: str, share: float) -> str:
         rows = groups.get((table, method), ())
@@ -57,25 +62,36 @@ def coverage_tables(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> str:
 
     header = ["method", *(f">{table}" for table in tables)]
     parts = []
-    for share in SHOWN:
+    for share in COVERAGE:
         lines = [[f"`{m}`", *(covered(table, m, share) for table in tables)] for m in methods]
         parts += [f"### {round(100 * share)} % intervals", markdown(header, lines)]
     return "\n\n".join(parts)
 
 
-def _names(groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> tuple[list[str], list[str]]:
+def _names(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], order: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Return the tables and the methods of groups."""
     tables, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
-    return tables, methods
+    known = [method for method in order if method in methods]
+    return tables, [*known, *(method for method in methods if method not in known)]
 
 
-def draw_histograms(groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path) -> None:
-    """Draw the mean PIT histogram of each group: a row per method, a column per table."""
+def draw_histograms(
+    groups: Mapping[tuple[Any, ...], Sequence[Row]], path: Path, order: Sequence[str] = ()
+) -> None:
+    """Draw the mean PIT histogram of each group: a row per method, a column per table.
+
+    Args:
+        groups: rows by table and method.
+        path: the file.
+        order: methods that come first, in this order.
+    """
     from matplotlib.figure import Figure
 
     from winnowgp.plots.style import COLOURS, save_figure, styled
 
-    tables, methods = _names(groups)
+    tables, methods = _names(groups, order)
     with styled():
         figure = Figure(figsize=(1.6 * len(tables) + 1, 0.75 * len(methods) + 0.6))
         axes = figure.subplots(len(methods), len(tables), squeeze=False, sharex=True, sharey=True)

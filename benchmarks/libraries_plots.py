@@ -1,7 +1,9 @@
 """Pictures of the comparison with other libraries: density and coverage against CPU seconds."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,8 +14,8 @@ from matplotlib.ticker import NullFormatter
 from measure import Row, grouped, mean
 from winnowgp.plots.style import COLOURS, save_figure, styled
 
-LOWEST = 2.0
-"""Nats below the best density at which pictures end."""
+REACH = 4.0
+"""A panel of densities ends this many times as far below the best one as their median."""
 
 FAMILIES: dict[str, tuple[str, str, str]] = {
     "winnowgp": ("winnowgp", COLOURS["inclusion"], "o"),
@@ -28,6 +30,7 @@ FAMILIES: dict[str, tuple[str, str, str]] = {
     "lightgbm": ("LightGBM", "#333333", "p"),
 }
 """Name, colour and marker of the methods whose names begin so."""
+OURS = "winnowgp"
 SWEPT = ("gpflow-sgpr", "gpytorch-svgp")
 OPEN = ("-stopped", "-vif")
 """Ends of the names of methods whose markers are open."""
@@ -54,8 +57,9 @@ def family(method: str) -> str:
 def draw(rows: Sequence[Row], tables: Sequence[str], folder: Path, *, value: Value) -> None:
     """Draw a panel per table: density and coverage against the CPU seconds of the fit.
 
-    Markers and not labels tell methods apart, because methods are often close to each other. Fits
-    on a GPU, whose seconds are those of a clock, have a ring.
+    Markers and not labels tell methods apart, because methods are often close to each other; ours
+    is above the others. Fits on a GPU, whose seconds are those of a clock, have a ring. Densities
+    far below the others are at the lower edge of a panel, with their value.
 
     Args:
         rows: fits; those that failed are left out.
@@ -87,25 +91,55 @@ def draw(rows: Sequence[Row], tables: Sequence[str], folder: Path, *, value: Val
 
 def _draw_panel(ax: Axes, rows: Sequence[Row], table: str, column: str, value: Value) -> set[str]:
     """Draw the methods of one table, and return their families."""
+    points = {
+        method: (
+            mean(row.get("cpu_s") or row["wall_s"] for row in own),
+            value(table, method, column),
+        )
+        for (method,), own in grouped(rows, "method").items()
+    }
+    on_gpu = {row["method"] for row in rows if "device" in row}
+    lowest = lower_edge([y for _, y in points.values()]) if column == "log_density" else -inf
     lines: dict[str, list[tuple[float, float]]] = {}
-    for (method,), own in grouped(rows, "method").items():
-        seconds = mean(row.get("cpu_s") or row["wall_s"] for row in own)
-        point = seconds, value(table, method, column)
-        lines.setdefault(family(method), []).append(point)
-        _, colour, marker = FAMILIES[family(method)]
+    for method, (seconds, height) in points.items():
+        start = family(method)
+        _, colour, marker = FAMILIES[start]
         inside = "white" if method.endswith(OPEN) else colour
-        ax.plot(*point, marker=marker, color=colour, markerfacecolor=inside, ms=6, ls="")
-        if any("device" in row for row in own):
-            ax.plot(*point, **_ring())
-    for start, points in lines.items():
+        # An artist at the edge of the axes is not clipped.
+        style: dict[str, Any] = {"color": colour, "ls": "", "ms": 6, "zorder": 3, "clip_on": False}
+        if start == OURS:
+            style |= {"ms": 8, "zorder": 4}
+        at = seconds, max(height, lowest)
+        ax.plot(*at, marker=marker, markerfacecolor=inside, **style)
+        if method in on_gpu:
+            ax.plot(*at, **_ring())
+        if height < lowest:
+            label = f"{height:.2f}".replace("-", "−")
+            offset: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points"}
+            ax.annotate(label, at, ha="center", fontsize=7, color=colour, **offset)
+        else:
+            lines.setdefault(start, []).append(at)
+    for start, curve in lines.items():
         if start in SWEPT:
-            ax.plot(*zip(*sorted(points), strict=True), color=FAMILIES[start][1], lw=1)
-    if column == "log_density" and lines:
-        top = max(y for points in lines.values() for _, y in points)
-        ax.set_ylim(max(ax.get_ylim()[0], top - LOWEST), None)
+            ax.plot(*zip(*sorted(curve), strict=True), color=FAMILIES[start][1], lw=1)
+    if lowest > -inf:
+        ax.set_ylim(lowest, None)
     if column == "coverage_90":
         ax.axhline(0.9, color=COLOURS["points"], linewidth=0.8)
-    return set(lines)
+    return {family(method) for method in points}
+
+
+def lower_edge(densities: Sequence[float]) -> float:
+    """Return the lowest density of a panel; −∞ if all are shown.
+
+    >>> lower_edge([1.0, 0.9, 0.8, -3.0]), lower_edge([1.0, 0.8, 0.6])
+    (0.4, -inf)
+    """
+    if not densities:
+        return -inf
+    best = max(densities)
+    edge = best - REACH * (best - median(densities))
+    return round(edge, 10) if min(densities) < edge else -inf
 
 
 def _handle(start: str) -> Line2D:

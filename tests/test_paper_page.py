@@ -8,6 +8,7 @@ import pytest
 
 from helpers.toy_experiment import Toy
 from winnowgp.errors import InputError
+from winnowgp.experiments.base import Scope
 from winnowgp.experiments.runner import Reproduction
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -64,16 +65,55 @@ def test_verdict_lines_says_not_run_and_how_much_was_run(tmp_path: Path) -> None
     assert lines(experiment, printed, None) == [
         ["`a`", "fewer", "agrees", "not run", "does not agree", "–"],
         ["`a`", "better", "–", "not run", "–", "agrees"],
+        ["`a`", "comparable", "agrees", "not run", "–", "–"],
     ]
     part = result(6, "does not agree: fewer, the released settings (1)")
-    first, second = lines(experiment, printed, part)
+    first, second, _ = lines(experiment, printed, part)
     assert first[3] == "does not agree (4 of 10 runs)"
     assert second[3] == "not run"
     assert (
         lines(experiment, printed, result(0, "agrees: more, the released settings (1)"))[0][3]
         == "–"
     )
-    assert [line[3] for line in lines(Toy(tmp_path / "log"), printed, None)] == ["–", "–"]
+    assert [line[3] for line in lines(Toy(tmp_path / "log"), printed, None)] == ["–"] * 3
+
+
+def test_verdict_lines_unnamed_procedure_has_the_column_of_its_experiment(tmp_path: Path) -> None:
+    class Deep(Toy):
+        name = "square-wave"
+
+    claims = "does not agree: selected beat random (1 (all))", "test log density: 2 (3)"
+    (line,) = SCRIPT["verdict_lines"](Deep(tmp_path / "log"), result(0, *claims), None)
+    assert line == ["`square-wave`", "selected beat random", "–", "–", "does not agree", "–"]
+
+
+def test_few_seeds_lists_kinds_of_runs_with_less_than_five(tmp_path: Path) -> None:
+    run = {"kind": "fast", "data": "energy", "cpu_seconds": 3.0, "device": "cpu"}
+    rows = [{**run, "seed": seed} for seed in (0, 1, 1)]
+    rows += [{**run, "kind": "auto", "seed": seed} for seed in range(5)]
+    rows += [
+        {"kind": "grid", "fold": fold, "cpu_seconds": 7.4, "device": "cuda"} for fold in (0, 1)
+    ]
+    rows.append({"kind": "time", "cpu_seconds": 1.0, "device": "cpu"})
+    assert SCRIPT["few_seeds"](Toy(tmp_path / "log"), rows) == [
+        ["`toy`", "the fast schedule on energy", "2", "3"],
+        ["`toy`", "grid", "2", "7 with a GPU"],
+    ]
+    released = SCRIPT["few_seeds"](Toy(tmp_path / "log"), rows[:3], Scope(released=True))
+    assert released[0][1] == "the fast schedule on energy, released"
+
+
+def test_stored_rows_are_complete_and_their_disagreements_explained() -> None:
+    lacking = {}
+    for experiment in SCRIPT["select_experiments"]("all"):
+        for released in (False, True)[: 1 + experiment.has_released]:
+            status = SCRIPT["stored_rows"](experiment, Scope(released=released))
+            assert not status.missing, (experiment.name, released)
+            claims = experiment.claims(status.rows)
+            judged = Reproduction(experiment.name, "", "", "", 0, 0, "", claims)
+            assert SCRIPT["verdict_lines"](experiment, judged, None)
+            lacking |= SCRIPT["disagreements"]([judged])
+    assert lacking.keys() <= SCRIPT["EXPLANATIONS"].keys()
 
 
 def test_disagreements_are_those_of_every_procedure_once() -> None:

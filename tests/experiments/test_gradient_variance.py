@@ -182,6 +182,15 @@ def test_settings_equal_the_papers() -> None:
     assert score[0]["marks"][-1] == 600
 
 
+def test_settings_paths_have_five_seeds() -> None:
+    settings = GradientVariance().settings(Scope(), [])
+    seeds = {
+        kind: {r["seed"] for r in settings if r["kind"] == kind} for kind in ("path", "variance")
+    }
+    assert [len(each) for each in seeds.values()] == [5, 3]
+    assert {r["seed"] for r in GradientVariance().settings(Scope(seeds=2), [])} == {0, 1}
+
+
 def tiny(rows: list[dict]) -> list[dict]:
     """Return the same settings with less of everything."""
     small = {"N": 50, "candidates": 7}

@@ -168,9 +168,10 @@ def _noticeable_terms(kernel: Kernel, features: int) -> list[Kernel]:
     if not isinstance(kernel, AdditiveKernel):
         return [kernel]
     x = torch.ones(1, features, dtype=torch.float64)
+    terms = [term for term in kernel.kernels if isinstance(term, Kernel)]
     with torch.no_grad():
-        variances = [float(term(x, diag=True)) for term in kernel.kernels]
-    pairs = zip(kernel.kernels, variances, strict=True)
+        variances = [float(term(x, diag=True)) for term in terms]
+    pairs = zip(terms, variances, strict=True)
     return [term for term, variance in pairs if variance > _NEGLIGIBLE * sum(variances)]
 
 
