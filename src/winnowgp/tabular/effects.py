@@ -20,7 +20,7 @@ from winnowgp.estimators.classification import ClassTargets
 from winnowgp.estimators.deep import DeepEstimator
 from winnowgp.estimators.regression import SparseGPRegressor
 from winnowgp.models.heteroscedastic import HeteroscedasticPosterior
-from winnowgp.models.kernels import covariance
+from winnowgp.models.kernels import covariance, prior_variance
 from winnowgp.models.likelihoods import has_noise
 from winnowgp.report.summary import ColumnImportance, Curve, Effect, Importance
 from winnowgp.tabular.quality import Regressor, TableEstimator, class_densities
@@ -170,7 +170,7 @@ def _noticeable_terms(kernel: Kernel, features: int) -> list[Kernel]:
     x = torch.ones(1, features, dtype=torch.float64)
     terms = [term for term in kernel.kernels if isinstance(term, Kernel)]
     with torch.no_grad():
-        variances = [float(term(x, diag=True)) for term in terms]
+        variances = [prior_variance(term, x).item() for term in terms]
     pairs = zip(terms, variances, strict=True)
     return [term for term, variance in pairs if variance > _NEGLIGIBLE * sum(variances)]
 
