@@ -291,7 +291,12 @@ def _inverse(L: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
 def _triangle(
     rows: Float[Tensor, "c C"], targets: Float[Tensor, "C Y"] | None = None
 ) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c Y"]]:
-    """Return T of the LQ factorisation T Q of c ≤ C rows, and Q targets, on the CPU; O(C c²)."""
+    """Return T of the LQ factorisation T Q of c ≤ C rows, and Q targets, on the CPU; O(C c²).
+
+    If there are as many rows as coordinates they are returned as they are: no entry would be saved.
+    """
+    if len(rows) == rows.shape[1]:
+        return rows.cpu(), (rows[:, :0] if targets is None else targets).cpu()
     T, Q = _lower_orthonormal(rows)
     return T.cpu(), (rows[:, :0] if targets is None else Q @ targets).cpu()
 
