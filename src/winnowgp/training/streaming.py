@@ -311,7 +311,8 @@ def optimise_hyperparameters(
             shorter = pool_of(shorter)
             value = _optimise(shorter, data, move=False, stop=stop, curvature=curvature)
             if value >= _objective(pool, data):
-                return shorter
+                # Optimised lengthscales are longer, and need fewer candidates.
+                return pool_of(shorter)
     _optimise(pool, data, move=False, stop=stop, curvature=curvature)
     return pool
 
