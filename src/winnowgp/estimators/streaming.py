@@ -230,6 +230,8 @@ class StreamingEstimator(SparseEstimator, ABC):
     def _opened(self, params: Parameters, source: Source) -> CheckpointLog:
         """Return the log of an update, in a folder of its own beside that of a fit."""
         checkpoint: Checkpoint | None = params.checkpoint
+        if checkpoint is None and source.process_group.world_size == 1:
+            return NO_CHECKPOINT_LOG
         if checkpoint is not None:
             checkpoint = replace(checkpoint, folder=Path(checkpoint.folder) / "stream")
         identity = {"rows": source.N} if checkpoint is None else row_identity(source, saved=True)
@@ -354,8 +356,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         after: tuple[Memory, ...] = (online.memory,)
         if params.window is not None:
             earlier = tuple(online.projected(memory) for memory in memories)
-            batch = replace(online, memory=joined(earlier)).batch_memory(data)
-            after = (*earlier, batch)
+            after = (*earlier, replace(online, memory=joined(earlier)).batch_memory(data))
         return tuple(memory.to(torch.device("cpu")) for memory in after)
 
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
@@ -373,8 +374,9 @@ class StreamingEstimator(SparseEstimator, ABC):
         model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            fitted = getattr(posterior, name)
-            copy_parameters(name, getattr(model, name), fitted, user="partial_fit")
+            copy_parameters(
+                name, getattr(model, name), getattr(posterior, name), user="partial_fit"
+            )
         if (share := self._record().noise_share) is not None:
             scale_noise(model.likelihood, 1 / share.to(params.device))
         model.candidates.requires_grad_(False)
