@@ -49,7 +49,6 @@ from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import (
     NO_CHECKPOINT_LOG,
-    Checkpoint,
     CheckpointLog,
     open_checkpoint,
 )
@@ -229,7 +228,7 @@ class StreamingEstimator(SparseEstimator, ABC):
 
     def _opened(self, params: Parameters, source: Source) -> CheckpointLog:
         """Return the log of an update, in a folder of its own beside that of a fit."""
-        checkpoint: Checkpoint | None = params.checkpoint
+        checkpoint = params.checkpoint
         if checkpoint is None and source.process_group.world_size == 1:
             return NO_CHECKPOINT_LOG
         if checkpoint is not None:
@@ -255,8 +254,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         online = OnlineGP(model, joined(memories)).at_memory()
         share = online.memory.observations / record.remembered
         given_up = share * record.given_up
-        N = online.memory.observations + data.observations
-        data = data.to(params.device)
+        data, N = data.to(params.device), online.memory.observations + data.observations
         first = None if params.window is not None else record.first
         if first is not None:
             first = first.to(params.device).forget(params.forgetting or 1.0).plus(data)
@@ -374,9 +372,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            copy_parameters(
-                name, getattr(model, name), getattr(posterior, name), user="partial_fit"
-            )
+            own, fitted = getattr(model, name), getattr(posterior, name)
+            copy_parameters(name, own, fitted, user="partial_fit")
         if (share := self._record().noise_share) is not None:
             scale_noise(model.likelihood, 1 / share.to(params.device))
         model.candidates.requires_grad_(False)
