@@ -58,15 +58,17 @@ def test_partial_fit_more_batches_learns_the_function(model: SparseGPRegressor) 
     assert model.log_density(X, y).mean() > -0.26
     assert model.n_rows_seen_ == 180
     assert model.n_batches_ == 9
-    assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
-    sizes = [record.points for record in model.batches_]
-    changes = [record.added - record.dropped for record in model.batches_]
-    assert sizes == list(np.cumsum(changes))
-    assert any(record.dropped for record in model.batches_)
     # What all selections gave up together is within the tolerance.
     assert 0 <= model.elbo_gap_ <= 0.01 + 1e-12
     assert model.frontier_ is not None
     assert model.frontier_.elbos[model.n_inducing_].item() == pytest.approx(model.elbo_)
+    # Points that a larger tolerance does not need are dropped.
+    model.set_params(tolerance=0.2).partial_fit(*batch(9))
+    assert model.batches_[-1].dropped
+    assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
+    sizes = [record.points for record in model.batches_]
+    changes = [record.added - record.dropped for record in model.batches_]
+    assert sizes == list(np.cumsum(changes))
 
 
 def test_partial_fit_learns_hyperparameters_when_enough_rows_are_new(
