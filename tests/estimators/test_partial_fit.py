@@ -58,15 +58,17 @@ def test_partial_fit_more_batches_learns_the_function(model: SparseGPRegressor) 
     assert model.log_density(X, y).mean() > -0.26
     assert model.n_rows_seen_ == 180
     assert model.n_batches_ == 9
-    assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
-    sizes = [record.points for record in model.batches_]
-    changes = [record.added - record.dropped for record in model.batches_]
-    assert sizes == list(np.cumsum(changes))
-    assert any(record.dropped for record in model.batches_)
     # What all selections gave up together is within the tolerance.
     assert 0 <= model.elbo_gap_ <= 0.01 + 1e-12
     assert model.frontier_ is not None
     assert model.frontier_.elbos[model.n_inducing_].item() == pytest.approx(model.elbo_)
+    # Points that a larger tolerance does not need are dropped.
+    model.set_params(tolerance=0.2).partial_fit(*batch(9))
+    assert model.batches_[-1].dropped
+    assert model.n_inducing_ == len(model.inducing_points_) == model.batches_[-1].points
+    sizes = [record.points for record in model.batches_]
+    changes = [record.added - record.dropped for record in model.batches_]
+    assert sizes == list(np.cumsum(changes))
 
 
 def test_partial_fit_learns_hyperparameters_when_enough_rows_are_new(
@@ -318,15 +320,37 @@ def test_partial_fit_constant_first_batch_then_structure() -> None:
     assert np.isfinite(model.partial_fit(*batch(1)).predict(batch(2)[0])).all()
 
 
+ZEROS = np.zeros((3, 2))
+WRONG = np.array([0.0, np.nan, 1.0])
 BAD = {
-    "NaN": (np.full((3, 2), np.nan), np.zeros(3)),
-    "columns": (np.zeros((3, 1)), np.zeros(3)),
-    "rows": (np.zeros((0, 2)), np.zeros(0)),
-    "targets": (np.zeros((3, 2)), np.zeros((3, 2))),
-    "length": (np.zeros((3, 2)), np.zeros(4)),
-    "words": (np.full((3, 2), "high"), np.zeros(3)),
-    "target words": (np.zeros((3, 2)), np.full(3, "high")),
-    "infinite": (np.zeros((3, 2)), np.full(3, np.inf)),
+    "NaN": (
+        ZEROS + WRONG[:, None],
+        ZEROS[:, 0],
+        r"`X` contains NaN: column 0 has 1, first in row 1",
+    ),
+    "columns": (ZEROS[:, :1], ZEROS[:, 0], "X has 1 features, but .* expecting 2"),
+    "rows": (ZEROS[:0], ZEROS[:0, 0], r"0 sample\(s\)"),
+    "targets": (ZEROS, ZEROS, "`y` must have 1 target columns as before; got 2"),
+    "length": (ZEROS, np.zeros(4), r"inconsistent numbers of samples: \[3, 4\]"),
+    "words": (np.full((3, 2), "high"), ZEROS[:, 0], "`X` must be numbers; column 0 has"),
+    "target words": (ZEROS, np.full(3, "high"), "`y` must be numbers"),
+    "missing target": (ZEROS, WRONG, "`y` contains NaN in 1 of 3 rows, first in row 1 .*leave"),
+    "infinite target": (ZEROS, np.full(3, np.inf), "`y` contains infinity in 3 of 3 rows"),
+    "infinite": (
+        ZEROS + np.array([0, np.inf]),
+        WRONG[:1].repeat(3),
+        "`X` contains infinity in 3 of 3 rows",
+    ),
+    "far": (
+        ZEROS + np.array([0, 1e200]),
+        ZEROS[:, 0],
+        "`X` must be within 1e.08.*column 1 has 1e.200 in row 0",
+    ),
+    "far target": (
+        ZEROS,
+        np.array([0, 1e12, 0]),
+        "`y` must be within 1e.08.*1e.12 in row 1.*units",
+    ),
 }
 
 
@@ -334,9 +358,9 @@ BAD = {
 def test_partial_fit_bad_batch_leaves_the_model_as_it_was(
     model: SparseGPRegressor, name: str
 ) -> None:
-    before = dict(vars(model))
-    with pytest.raises(ValueError, match=r"."):
-        model.partial_fit(*BAD[name])
+    before, (X, y, message) = dict(vars(model)), BAD[name]
+    with pytest.raises(ValueError, match=message):
+        model.partial_fit(X, y)
     assert vars(model).keys() == before.keys()
     assert all(vars(model)[key] is before[key] for key in before)
 

@@ -7,7 +7,7 @@ import torch
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from winnowgp.models import greedy_variance
+from winnowgp.models import greedy, greedy_variance
 from winnowgp.models.greedy import chunked_greedy_variance, pivoted_cholesky
 
 KERNELS = {
@@ -16,6 +16,12 @@ KERNELS = {
     "sum": lambda: MaternKernel(nu=0.5) + LinearKernel(),
 }
 kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+
+
+@pytest.fixture(autouse=True, params=[0, 256], ids=["in blocks", "at once"])
+def _few_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Select among the rows of a test in blocks, and at once."""
+    monkeypatch.setattr(greedy, "_FEW_ROWS", request.param)
 
 
 def rows(N: int = 30, seed: int = 0) -> Tensor:

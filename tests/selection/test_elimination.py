@@ -130,10 +130,25 @@ def test_remove_least_takes_the_smallest_gain_each_time(
 ) -> None:
     s = make()
     rows = torch.randperm(s.K, generator=torch.Generator().manual_seed(2))[:6]
-    mask, expected = everything(s), []
+    mask, expected, least = everything(s), [], []
     for _ in range(4):
         gains = s.marginal_gains(mask)[rows].masked_fill(~mask[rows], torch.inf)
         expected.append(int(gains.argmin()))
+        least.append(gains.min())
         mask[rows[expected[-1]]] = False
-    order = s.search_state(everything(s)).contenders(rows).remove_least(4)
+    order, gains = s.search_state(everything(s)).contenders(rows).remove_least(4)
     assert order.tolist() == expected
+    torch.testing.assert_close(gains, torch.stack(least), rtol=1e-6, atol=1e-4)
+
+
+@objectives
+def test_contenders_of_all_rows_follow_gains_without_a_factorisation(
+    make: Callable[[], SubsetStatistics],
+) -> None:
+    s = make()
+    few, mask = s.search_state(everything(s)).contenders(torch.arange(s.K).flip(0)), everything(s)
+    for at in (4, 0, 3):
+        few.remove(at)
+        mask[s.K - 1 - at] = False
+    gains = torch.from_numpy(few.marginal_gains()).flip(0)
+    torch.testing.assert_close(gains[mask], s.marginal_gains(mask)[mask], rtol=1e-6, atol=1e-4)

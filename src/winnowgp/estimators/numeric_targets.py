@@ -329,7 +329,7 @@ class NumericTargets(MultiOutputMixin, RegressorMixin, BaseGP):
         """
         y, missing = missing_targets(y)
         X = dates_as_days(X)
-        with explained_inputs(X):
+        with explained_inputs(X, y):
             X, y = validate_data(
                 self,
                 X,

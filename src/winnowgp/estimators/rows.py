@@ -53,16 +53,18 @@ def _is_missing(value: Any) -> bool:
 
 
 @contextmanager
-def explained_inputs(X: Any) -> Iterator[None]:
-    """Say where inputs have strings or are missing, and what reads them, if a block finds some.
+def explained_inputs(X: Any, y: Any = None) -> Iterator[None]:
+    """Say where rows have strings, NaN or infinity, and what reads them, if a block finds some.
 
     Args:
         X: inputs, with `dates_as_days`, that scikit-learn validates in the block.
+        y: targets that it validates as well.
     """
     try:
         yield
     except ValueError as error:
         strings, missing = "could not convert string", "Input X contains NaN"
+        _explain_numbers(X, y, error)
         if strings not in str(error) and missing not in str(error):
             raise
         cells = np.asarray(collected(X))
@@ -92,6 +94,27 @@ def explained_inputs(X: Any) -> Iterator[None]:
             "(counted from 0). Encode categories (`sklearn.preprocessing.OneHotEncoder`), or use "
             "`winnowgp.fit_table`, which reads strings, dates and missing values."
         ) from error
+
+
+def _explain_numbers(X: Any, y: Any, error: ValueError) -> None:
+    """Raise an error that says where numbers are infinite, or where targets are NaN."""
+    for name, values, kind, what in (
+        ("X", X, "infinity", np.isinf),
+        ("y", y, "infinity", np.isinf),
+        ("y", y, "NaN", np.isnan),
+    ):
+        if f"Input {name} contains {kind}" not in str(error):
+            continue
+        try:
+            wrong = what(np.asarray(collected(values), dtype=np.float64))
+        except (TypeError, ValueError):
+            return
+        rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))
+        if len(rows):
+            raise InputError(
+                f"`{name}` contains {kind} in {len(rows)} of {len(wrong)} rows, first in row "
+                f"{rows[0]} (counted from 0). Correct such rows, or leave them out."
+            ) from error
 
 
 def dates_as_days(X: Any) -> Any:

@@ -299,11 +299,13 @@ class SparseEstimator(BaseGP, ABC):
                 f"`warm_start` needs as many columns as the earlier fit, {before}; got {D}. Fit a "
                 "new estimator instead."
             )
-        kernel = self._kernel(params.kernel, params, D, scale=torch.ones(D))
-        check_kernel_columns(kernel, D)
         check_mean_columns(params.mean, D)
-        if params.earlier is not None:
-            check_same_structure("kernel", kernel, params.earlier.kernel)
+        if isinstance(params.kernel, Kernel) or params.earlier is not None:
+            # The parser has checked the columns of an expression.
+            kernel = self._kernel(params.kernel, params, D, scale=torch.ones(D))
+            check_kernel_columns(kernel, D)
+            if params.earlier is not None:
+                check_same_structure("kernel", kernel, params.earlier.kernel)
         _CANDIDATES("candidates", params.candidates, shape=("K", D))
         if params.inducing_points is not None:
             _INDUCING_POINTS("inducing_points", params.inducing_points, shape=("M", D))

@@ -49,7 +49,6 @@ from winnowgp.models.priors import add_weak_priors, remove_priors
 from winnowgp.selection import SizeFrontier, alpha_at
 from winnowgp.training.checkpoint import (
     NO_CHECKPOINT_LOG,
-    Checkpoint,
     CheckpointLog,
     open_checkpoint,
 )
@@ -229,7 +228,9 @@ class StreamingEstimator(SparseEstimator, ABC):
 
     def _opened(self, params: Parameters, source: Source) -> CheckpointLog:
         """Return the log of an update, in a folder of its own beside that of a fit."""
-        checkpoint: Checkpoint | None = params.checkpoint
+        checkpoint = params.checkpoint
+        if checkpoint is None and source.process_group.world_size == 1:
+            return NO_CHECKPOINT_LOG
         if checkpoint is not None:
             checkpoint = replace(checkpoint, folder=Path(checkpoint.folder) / "stream")
         identity = {"rows": source.N} if checkpoint is None else row_identity(source, saved=True)
@@ -253,8 +254,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         online = OnlineGP(model, joined(memories)).at_memory()
         share = online.memory.observations / record.remembered
         given_up = share * record.given_up
-        N = online.memory.observations + data.observations
-        data = data.to(params.device)
+        data, N = data.to(params.device), online.memory.observations + data.observations
         first = None if params.window is not None else record.first
         if first is not None:
             first = first.to(params.device).forget(params.forgetting or 1.0).plus(data)
@@ -354,8 +354,7 @@ class StreamingEstimator(SparseEstimator, ABC):
         after: tuple[Memory, ...] = (online.memory,)
         if params.window is not None:
             earlier = tuple(online.projected(memory) for memory in memories)
-            batch = replace(online, memory=joined(earlier)).batch_memory(data)
-            after = (*earlier, batch)
+            after = (*earlier, replace(online, memory=joined(earlier)).batch_memory(data))
         return tuple(memory.to(torch.device("cpu")) for memory in after)
 
     def _online_model(self, data: Dataset, params: Parameters) -> SparseGP | VariationalGP:
@@ -373,8 +372,8 @@ class StreamingEstimator(SparseEstimator, ABC):
         model = self._model(kernel, posterior.Z[:0], data, params)
         assert isinstance(model, SparseGP | VariationalGP)
         for name in ("mean", "likelihood"):
-            fitted = getattr(posterior, name)
-            copy_parameters(name, getattr(model, name), fitted, user="partial_fit")
+            own, fitted = getattr(model, name), getattr(posterior, name)
+            copy_parameters(name, own, fitted, user="partial_fit")
         if (share := self._record().noise_share) is not None:
             scale_noise(model.likelihood, 1 / share.to(params.device))
         model.candidates.requires_grad_(False)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
 
 from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset, Source
@@ -27,6 +28,9 @@ from winnowgp.models.online import OnlineGP
 NEGLIGIBLE = 2 * LEAST_NOISE
 """Noise variance of standardised targets that is added to noise which is known. It is not zero: the
 covariance of rows without any noise may be singular."""
+
+# Largest number of a later batch, in standard deviations of the first one.
+_FARTHEST = 1e8
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -160,6 +164,8 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         data = Dataset(
             self._x_scaler.forward(rows.X), scaler.columns.forward(rows.Y), rows.weights, noise
         )
+        _check_magnitude("X", data.X, rows.X)
+        _check_magnitude("y", data.Y, rows.Y)
         observation_model(self.likelihood_).check_targets(data.Y)
         return data
 
@@ -172,3 +178,15 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         super()._update_once(data, params)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
+
+
+def _check_magnitude(name: str, standardised: Tensor, values: Tensor) -> None:
+    """Raise an error for numbers so large that sums of squares would lose all other rows."""
+    wrong = standardised.abs() > _FARTHEST
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        raise InputError(
+            f"`{name}` must be within {_FARTHEST:.0e} standard deviations of the first batch; "
+            f"column {column} has {values[row, column].item():g} in row {row} (counted from 0). "
+            "Check the units, or fit all rows together."
+        )

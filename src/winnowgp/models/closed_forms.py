@@ -30,6 +30,9 @@ from winnowgp.models.exact_gp import WithGradient, chunked_mean, evidence, unpac
 from winnowgp.models.stationary import RadialProfile, StationaryChunks, stationary_form
 from winnowgp.typing import Scalar, TargetNoise
 
+# It has no parameters, and so no sums of gradients.
+_ZERO_MEAN = AutogradMean(ZeroMean(), parameters=())
+
 
 @runtime_checkable
 class GaussianModel(Protocol):
@@ -108,14 +111,15 @@ class ParametricBound:
             return streaming_gradient(
                 kernel, self.blocks, self.memory, match=self.match, noise=noise
             )
-        mean = AutogradMean(ZeroMean(), parameters=())
         if not self.exact:
-            return two_pass_bound(kernel, self.blocks, mean=mean, noise=noise, dtype=self.dtype)
+            return two_pass_bound(
+                kernel, self.blocks, mean=_ZERO_MEAN, noise=noise, dtype=self.dtype
+            )
         (block,) = self.blocks
         return evidence_gradient(
             kernel,
             block,
-            mean=mean,
+            mean=_ZERO_MEAN,
             noise=noise,
             groups=self.blocks.groups,
             products=kernel.products if isinstance(kernel, DifferentiableChunks) else None,

@@ -8,10 +8,12 @@ the contenders given what is selected, K_cc − F_cᵀ F_c, is factorised with p
 variances only fall, so that the next row is a contender until the largest t_i/k_ii of the
 contenders is below the largest of the other rows at the start of the block. With T the triangle of
 the pivots p, the factor of all N rows then grows by T⁻¹ (K_p* − F_pᵀ F): one matrix product instead
-of one pass over the factor per row. The selection is the same, up to ties.
+of one pass over the factor per row. The selection is the same, up to ties. Few rows are all
+contenders, so that one block is enough, and its T contains the factor.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import final
 
 import numpy as np
@@ -40,6 +42,8 @@ _CPU_ELEMENTS, _GPU_ELEMENTS = 2**18, 2**24
 # Contenders are this many times the rows selected in the previous block, within these limits: where
 # the rows of largest variance are close to each other, few of them are selected at a time.
 _FEWEST, _GROWTH, _MOST = 32, 4, 512
+# Number of rows that are all contenders.
+_FEW_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,20 @@ def pivoted_cholesky(
     """
     prior = prior_variance(kernel, X)
     M, N = len(given), len(X)
-    factor = X.new_empty(M + min(K, N), N)
     L = cholesky(covariance(kernel, given, given)).L
-    factor[:M] = solve_lower(L, covariance(kernel, given, X))
-    residual = prior - factor[:M].square().sum(0)
+    known = solve_lower(L, covariance(kernel, given, X))
+    residual = prior - known.square().sum(0)
     # A row without prior variance is never selected.
     whole = torch.where(prior > 0, prior, torch.inf)
     least = max(LEAST, _ROUNDING * torch.finfo(X.dtype).eps)
+    if N <= _FEW_ROWS:
+        C = _covariance(kernel, X, X) - known.mT @ known
+        _, order, trace = _pivots(
+            C, residual, whole, count=min(K, N), least=least, stop=-inf if stop is None else stop
+        )
+        return PivotedCholesky(order.to(X.device), trace.to(X), prior=prior.sum())
+    factor = X.new_empty(M + min(K, N), N)
+    factor[:M] = known
     indices = [torch.empty(0, dtype=torch.long, device=X.device)]
     traces = [residual.new_empty(0)]
     k, c, trace = M, _FEWEST, residual.clamp_min(0).sum()
@@ -175,25 +186,60 @@ def _block(
     """
     rows, threshold = _largest(residual / whole, c)
     known = factor[:k, rows]
-    C = (_covariance(kernel, X[rows], X[rows]).to(factor) - known.mT @ known).cpu().numpy()
-    left, scale = residual[rows].cpu().numpy(), whole[rows].cpu().numpy()
-    # A step has five operations on short vectors, which take NumPy a fraction of PyTorch's time.
-    T, order = np.empty((min(len(factor) - k, len(rows)), len(rows)), dtype=C.dtype), []
-    for b in range(len(T)):
-        shares = left / scale
+    C = _covariance(kernel, X[rows], X[rows]).to(factor) - known.mT @ known
+    count = min(len(factor) - k, len(rows))
+    T, chosen, _ = _pivots(
+        C, residual[rows], whole[rows], count=count, least=least, threshold=threshold
+    )
+    triangle = T[:, chosen].mT.tril().to(factor)
+    pivots = rows[chosen.to(rows.device)]
+    factor[k : k + len(pivots)] = _covariance(kernel, X[pivots], X)
+    return pivots, triangle
+
+
+def _pivots(
+    C: Float[Tensor, "c c"],
+    residual: Float[Tensor, " c"],
+    whole: Float[Tensor, " c"],
+    *,
+    count: int,
+    least: float,
+    threshold: float = 0.0,
+    stop: float = -inf,
+) -> tuple[Float[Tensor, "B c"], Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """Return the factor T of a covariance with pivoting, the pivots, and the traces after them.
+
+    A step has five operations on short vectors, which take NumPy a fraction of PyTorch's time.
+
+    Args:
+        C: covariance of the contenders.
+        residual: its diagonal.
+        whole: prior variances.
+        count: largest number of pivots.
+        least: t_i/k_ii at which selection ends.
+        threshold: t_i/k_ii below which no further row is selected than the first.
+        stop: trace at which selection ends; the row that reaches it is selected.
+    """
+    C_, left, scale = C.cpu().numpy(), residual.cpu().numpy().copy(), whole.cpu().numpy()
+    T, order, traces = np.empty((count, len(left)), dtype=C_.dtype), [], []
+    trace = float(left.clip(0).sum())
+    while len(order) < count and trace > stop:
+        b, shares = len(order), left / scale
         p = int(shares.argmax())
         # The first row is the largest of all; a tie with `threshold` is as good as another row.
         if not shares[p] > least or (order and shares[p] < threshold):
             break
-        T[b] = (C[p] - T[:b, p] @ T[:b]) / np.sqrt(left[p])
-        left = left - T[b] ** 2
+        row = T[b] = (C_[p] - T[:b, p] @ T[:b]) / np.sqrt(left[p])
+        left -= row**2
         left[p] = 0
         order.append(p)
-    chosen = torch.tensor(order, dtype=torch.long)
-    triangle = torch.from_numpy(T)[: len(order), chosen].mT.tril().to(factor)
-    pivots = rows[chosen.to(rows.device)]
-    factor[k : k + len(pivots)] = _covariance(kernel, X[pivots], X)
-    return pivots, triangle
+        trace = float(left.clip(0).sum())
+        traces.append(trace)
+    return (
+        torch.from_numpy(T[: len(order)]),
+        torch.tensor(order, dtype=torch.long),
+        torch.tensor(traces, dtype=C.dtype),
+    )
 
 
 def _covariance(

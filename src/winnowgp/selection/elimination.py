@@ -38,13 +38,12 @@ from functools import partial, reduce
 from itertools import islice
 from typing import final
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
-from torch import Tensor, from_numpy
+from torch import Tensor
 
 from winnowgp.linalg import rank_one_update, residuals_and_duals, solve_lower
+from winnowgp.selection.contenders import ContenderRows, Contenders
 from winnowgp.typing import Scalar
 
 
@@ -131,104 +130,6 @@ class BlockRemoval:
     rows: Int[Tensor, " B"]
     gains: Float[Tensor, " B"]
     bases: tuple[Float[Tensor, "B C"], ...]
-
-
-@final
-class ContenderRows:
-    """Dual rows of c candidates for one root of the data, in c coordinates.
-
-    Args:
-        ER: duals of L times R.
-        H: duals of L R.
-        y: targets in the coordinates of H.
-        P: number of outputs whose covariance is learnt here.
-    """
-
-    def __init__(
-        self,
-        ER: Float[Tensor, "c c"],
-        H: Float[Tensor, "c c"],
-        y: Float[Tensor, "c Y"],
-        *,
-        P: int,
-    ) -> None:
-        self._ER, self._H, self._y, self._P = _array(ER), _array(H), _array(y), P
-
-    def gains(self, prior: NDArray[np.floating]) -> NDArray[np.floating]:
-        """Return twice the marginal gain of each candidate, given the squared norms of E."""
-        joint, explained = _row_norms(self._H), _row_norms(self._ER) / prior - 1
-        fit = _row_norms(self._H @ self._y) / joint
-        return fit + self._P * (explained + np.log(joint / prior))
-
-    def remove(self, index: int, *, along: NDArray[np.floating]) -> None:
-        """Project the rows off that of a candidate, along which those of E have components."""
-        self._ER -= np.outer(along, self._ER[index])
-        _project(self._H, index)
-
-
-@final
-class Contenders:
-    """Included candidates, numbered from zero, whose gains are followed as some of them leave.
-
-    The gains of c candidates, and their changes as these candidates leave, depend only on the c × c
-    triangles of their dual rows (`elimination`). Each of hundreds of steps takes some twenty
-    operations on matrices of a few thousand entries. NumPy takes a fifth of PyTorch's time for one
-    of them, most of which is the call.
-
-    Args:
-        terms: for each kernel the duals E of its L, and the rows that depend on the data.
-    """
-
-    def __init__(
-        self, terms: Sequence[tuple[Float[Tensor, "c c"], tuple[ContenderRows, ...]]]
-    ) -> None:
-        self._terms = [(_array(E), data) for E, data in terms]
-        self.included = np.ones(len(self._terms[0][0]), dtype=bool)
-
-    def marginal_gains(self) -> NDArray[np.floating]:
-        """Return L(Z) − L(Z \\ k) in nats for each candidate k in the subset, ∞ for others."""
-        gains = np.zeros(len(self.included), dtype=self._terms[0][0].dtype)
-        with np.errstate(divide="ignore", invalid="ignore"):  # rows of candidates that left
-            for E, data in self._terms:
-                prior = _row_norms(E)
-                for rows in data:
-                    gains += 0.5 * rows.gains(prior)
-        gains[~self.included] = np.inf
-        return gains
-
-    def remove(self, index: int) -> None:
-        """Remove a candidate that is in the subset; O(c²)."""
-        for E, data in self._terms:
-            along = _project(E, index)
-            for rows in data:
-                rows.remove(index, along=along)
-        self.included[index] = False
-
-    def remove_least(self, count: int) -> Int[Tensor, " count"]:
-        """Remove `count` candidates, each that of smallest gain when it leaves; return them."""
-        order = np.empty(count, dtype=np.int64)
-        for step in range(count):
-            order[step] = self.marginal_gains().argmin()
-            self.remove(int(order[step]))
-        return from_numpy(order)
-
-
-def _array(rows: Tensor) -> NDArray[np.floating]:
-    """Return a copy in NumPy, on the CPU."""
-    return np.array(rows.cpu().numpy())
-
-
-def _row_norms(rows: NDArray[np.floating]) -> NDArray[np.floating]:
-    return np.einsum("ij,ij->i", rows, rows)
-
-
-def _project(rows: NDArray[np.floating], index: int) -> NDArray[np.floating]:
-    """Project rows off one of them, in place; return the component of each along it."""
-    row = rows[index].copy()
-    along = rows @ row
-    along /= along[index]
-    rows -= np.outer(along, row)
-    return along
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +351,12 @@ def _squared_norms(rows: Float[Tensor, "J C"]) -> Float[Tensor, " J"]:
 def _triangle(
     rows: Float[Tensor, "c C"], targets: Float[Tensor, "C Y"] | None = None
 ) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c Y"]]:
-    """Return T of the LQ factorisation T Q of c ≤ C rows, and Q targets, on the CPU; O(C c²)."""
+    """Return T of the LQ factorisation T Q of c ≤ C rows, and Q targets, on the CPU; O(C c²).
+
+    If there are as many rows as coordinates they are returned as they are: no entry would be saved.
+    """
+    if len(rows) == rows.shape[1]:
+        return rows.cpu(), (rows[:, :0] if targets is None else targets).cpu()
     T, Q = _lower_orthonormal(rows)
     return T.cpu(), (rows[:, :0] if targets is None else Q @ targets).cpu()
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from winnowgp.errors import InputError
-from winnowgp.selection.elimination import BlockRemoval, EliminationState
+from winnowgp.selection.elimination import EliminationState
 from winnowgp.selection.objective import SubsetStatistics
 from winnowgp.typing import SizeTable
 
@@ -103,23 +103,30 @@ def backward_elimination(
     removed_at = torch.full((K,), K, device=device)
     bounds = [state.bound[None]]
     while now > smallest:
-        end, gains = max(smallest, now // 2), state.marginal_gains()
+        end, gains, mask_left = max(smallest, now // 2), state.marginal_gains(), state.mask
         while now > end:
+            least: Tensor | None = None
             if state.bound < lowest:
                 end = smallest
-                removal = state.block_removal(gains.argsort()[: now - end])
+                rows = gains.argsort()[: now - end]
             else:
-                removal = _removal(
+                rows, least = _least(
                     state, gains, contenders=contenders, share=share, limit=now - end
                 )
-            count = len(removal.rows)
-            steps = torch.arange(size - now, size - now + count, device=device)
-            removed_at[left[state.candidates[removal.rows]]] = steps
-            bounds.append(state.bound - removal.gains.cumsum(0))
-            state, now = state.remove_block(removal), now - count
-            gains = state.marginal_gains()
+            steps = torch.arange(size - now, size - now + len(rows), device=device)
+            removed_at[left[state.candidates[rows]]] = steps
+            mask_left[state.candidates[rows]] = False
+            now -= len(rows)
+            if least is None or now > end:
+                removal = state.block_removal(rows)
+                bounds.append(state.bound - removal.gains.cumsum(0))
+                state = state.remove_block(removal)
+                gains = state.marginal_gains()
+            else:
+                # Nothing needs the state after the last block, whose gains are known.
+                bounds.append(state.bound - least.cumsum(0))
         # The state afresh, as that of all candidates of a problem of half the size.
-        left, objective = left[state.mask], objective.restrict(state.mask)
+        left, objective = left[mask_left], objective.restrict(mask_left)
         state = objective.search_state(torch.ones_like(left, dtype=torch.bool))
         bounds[-1][-1] = state.bound
     masks = mask & (removed_at >= torch.arange(size - now + 1, device=device)[:, None])
@@ -258,19 +265,22 @@ def local_search(
     return best
 
 
-def _removal(
+def _least(
     state: EliminationState, gains: Float[Tensor, " J"], *, contenders: int, share: int, limit: int
-) -> BlockRemoval:
-    """Return the removal of at least one and at most `limit` candidates of small gain."""
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"] | None]:
+    """Return at least one and at most `limit` candidates of small gain, in order of removal.
+
+    Their gains in nats are returned as well if they were followed exactly.
+    """
     J = len(gains)
     count = min(limit, max(contenders // 4, 1) if contenders < J else J)
     if contenders < J and count <= J // share:
         rows = _independent(state, gains, limit=min(limit, J // share))
         if len(rows) >= count:
-            return state.block_removal(rows)
+            return rows, None
     rows = gains.topk(min(contenders, J), largest=False).indices
-    order = state.contenders(rows).remove_least(count)
-    return state.block_removal(rows[order.to(rows.device)])
+    order, least = state.contenders(rows).remove_least(count)
+    return rows[order.to(rows.device)], least.to(gains)
 
 
 def _independent(
