@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from measure import RESULTS, Row, markdown, mean, parser_of
-from public_tables import LEVELS, TARGETS
+from public_tables import LEVELS, TARGETS, read_frame
 from small_tables import BELOW, Table, run_tables
 from winnowgp.experiments.runs import Runs
 
@@ -53,23 +53,13 @@ def r_tables(folder: Path) -> dict[str, Table]:
         short = name.split("/")[1].lower()
         if short in public | seen or any(part in short for part in BENCHMARKS):
             continue
-        frame = _read(path)
+        frame = read_frame(path)
         for target, table in () if frame is None else _table(frame, name):
             size = (len(table.y), round(float(table.y.std()), 6))
             if size not in seen and table.y.std() > 0:
                 seen |= {size, short}
                 tables[f"{name}:{target}"] = table
     return {name: tables[name] for name in sorted(tables, key=lambda name: f"{digest(name):032x}")}
-
-
-def _read(path: Path) -> pd.DataFrame | None:
-    for method in ("gzip", "bz2", "xz"):
-        try:
-            frame = pd.read_pickle(path, compression=method)
-        except Exception:
-            continue
-        return frame if isinstance(frame, pd.DataFrame) else None
-    return None
 
 
 def _table(frame: pd.DataFrame, name: str) -> Iterator[tuple[str, Table]]:

@@ -26,6 +26,8 @@ import sklearn.datasets
 import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.model_selection import cross_val_predict
 
 from calibration import LEVELS, calibration
 from measure import RESULTS, Row, grouped, markdown, mean, parser_of, run_missing, timed
@@ -252,6 +254,8 @@ def _predicted(
     """Return the standardised test log density, quantiles of test rows in their own unit, the
     number of points, the limit that ended growth, and further columns: the evidence of an exact
     GP, or what chance does to few test rows."""
+    if method == "boosting":
+        return _boosted(problem, seed)
     if method.startswith("exact GP"):
         standardised = problem.standardised()
         kernel = "matern32" if method.endswith("matern32") else "rbf"
@@ -262,17 +266,45 @@ def _predicted(
         mean, deviation = latent.mean[:, 0].numpy(), latent.variance[:, 0].sqrt().numpy()
         quantiles = mean + norm.ppf(LEVELS)[:, None] * deviation
         quantiles = problem.y.mean() + problem.scale * quantiles
-        return float(density), quantiles, problem.N, None, {"evidence": exact.evidence / problem.N}
+        further: Row = {"evidence": exact.evidence / problem.N}
+        further["rmse"] = float(np.sqrt(np.mean((mean - standardised.y_test) ** 2)))
+        return float(density), quantiles, problem.N, None, further
     priors = None if "priors=None" in method else "weak"
     hyper = "point" if "hyper=point" in method else "auto"
     model = SparseGPRegressor(random_state=seed, priors=priors, hyper=hyper)
     model.fit(problem.X, problem.y)
     density = model.log_density(problem.X_test, problem.y_test).mean() + log(problem.scale)
     quantiles = model.predict_quantiles(problem.X_test, LEVELS)
-    further: Row = {}
+    further = _reported(model, problem)
     if len(problem.y_test) <= FEW_TEST_ROWS:
         further["below_if_right"] = below_if_right(_gains(model, problem), seed=seed)
     return float(density), quantiles, model.n_inducing_, model.growth_limit_, further
+
+
+def _reported(model: SparseGPRegressor, problem: Problem) -> Row:
+    """Return what a fit reports, per observation, and its root-mean-square error."""
+    error = (model.predict(problem.X_test) - problem.y_test) / problem.scale
+    upper = model.evidence_ and model.kl_bounds_[1] / problem.N
+    return {
+        "rmse": float(np.sqrt(np.mean(error**2))),
+        "kernel": model.kernel_name_,
+        "elbo": model.elbo_ / problem.N,
+        "elbo_gap": model.elbo_gap_,
+        "kl": upper,
+        "predictive_gap": model.predictive_gap_,
+        "doubling": model.last_doubling_gain_,
+    }
+
+
+def _boosted(problem: Problem, seed: int) -> tuple[float, Values, int, str | None, Row]:
+    """Return the scores of boosted trees, with Gaussian noise of the cross-validated variance."""
+    trees = HistGradientBoostingRegressor(random_state=seed)
+    left_out = cross_val_predict(trees, problem.X, problem.y, cv=5)
+    deviation = np.sqrt(np.mean((left_out - problem.y) ** 2))
+    mean = trees.fit(problem.X, problem.y).predict(problem.X_test)
+    density = norm.logpdf(problem.y_test, mean, deviation).mean() + log(problem.scale)
+    rmse = float(np.sqrt(np.mean((mean - problem.y_test) ** 2))) / problem.scale
+    return density, mean + norm.ppf(LEVELS)[:, None] * deviation, 0, None, {"rmse": rmse}
 
 
 def summary(rows: list[Row]) -> str:

@@ -90,7 +90,16 @@ def test_rows_measured_repeatedly_are_those_with_others_at_their_inputs() -> Non
     rows = pooled(Dataset.of(X, Y))
     assert measured_repeatedly(rows)
     assert not measured_repeatedly(Dataset.of(X, Y))
-    assert rows.weights is not None
-    lone = int(rows.weights.argmax())
-    others = torch.arange(rows.N)[(rows.X[lone] != rows.X).any(1) | (torch.arange(rows.N) == lone)]
-    assert not measured_repeatedly(rows.part(others))
+    # Rows of equal observations alone: one of each pair.
+    _, index = torch.unique(rows.X, dim=0, return_inverse=True)
+    ones = [int((index == i).nonzero()[0, 0]) for i in index.unique()]
+    assert not measured_repeatedly(rows.part(torch.tensor(ones)))
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(3, True), (4, False)])
+def test_measured_repeatedly_allows_observations_that_agree(alone: int, expected: bool) -> None:
+    # One of the rows of weight two has another one at its inputs, and the others have none.
+    inputs = torch.cat([torch.zeros(2), 1 + torch.arange(alone)])[:, None]
+    weights = torch.tensor([2.0, 1.0, *[2.0] * alone])
+    rows = Dataset.of(inputs, torch.arange(2.0 + alone), weights=weights)
+    assert measured_repeatedly(rows) is expected

@@ -1,5 +1,6 @@
 """The search with a fixed number of points."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from winnowgp.models import SparseGP
 from winnowgp.training import FastSchedule, MaxPoints, Progress, fit
 from winnowgp.training.fast_steps import FastSteps
 from winnowgp.training.fixed_size import best_of_size
+from winnowgp.training.initialization import scaled
 from winnowgp.training.lbfgs import Curvature, Stop
+from winnowgp.training.optima import Optimum
 from winnowgp.training.schedules import TrainingContext
 
 pytestmark = pytest.mark.usefixtures("one_size")
@@ -88,6 +91,26 @@ def test_best_of_size_is_no_lower_than_any_start(monkeypatch: pytest.MonkeyPatch
     assert len(tried) == 2
     assert steps.objective(*best) == pytest.approx(max(tried))
     assert max(tried) > min(tried) + 1.0
+
+
+def test_best_of_size_few_points_start_at_an_optimum_that_they_represent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, M, stop = waves(), 12, Stop(1e-3, 20, 60)
+    steps = steps_of(rows, kernels=(ScaleKernel(RBFKernel()),))
+    smooth = steps.initialise(rows.N).best
+    # The evidence may be higher where so few points represent nothing.
+    rough, rougher = (scaled(smooth, lengthscale=s, noise=1e-4) for s in (0.02, 0.01))
+    optima = [Optimum(m, -i, rows.N, 0) for i, m in enumerate((rough, rougher, smooth))]
+    assert steps.initialization is not None
+    initial = replace(steps.initialization, optima=tuple(optima))
+    monkeypatch.setattr(steps, "starts", lambda M: [steps.eliminated(rough, M)])
+    steps.initialization = replace(initial, optima=initial.optima[:1])
+    _, worse = best_of_size(steps, M, rounds=1, stop=stop)
+    steps.initialization = initial
+    _, elbo = best_of_size(steps, M, rounds=1, stop=stop)
+    assert elbo > worse + 0.1 * rows.N
+    assert elbo >= steps.eliminated(smooth, M).fixed_bound(rows)
 
 
 @pytest.mark.parametrize("behind", [True, False])

@@ -77,6 +77,21 @@ def test_initialise_finds_the_better_mode() -> None:
     assert evidence > max(grid) - 1e-3 * rows.N
 
 
+def test_start_with_hardly_any_noise_finds_rough_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = data(300)
+    Y = torch.sin(60 * rows.X) + rows.X
+    rows = replace(rows, Y=Y / Y.std())
+    smooth = model(rows, ScaleKernel(MaternKernel(nu=1.5))).with_candidates(rows.X[:0])
+    # All other starts explain the oscillation as noise.
+    monkeypatch.setattr(hyperparameters, "starting_points", lambda *_: [smooth] * 2)
+    found = warm(smooth, rows)
+    assert found.noise < 0.01
+    monkeypatch.setattr(hyperparameters._Search, "little_noise", lambda *_: [])
+    worse = warm(smooth, rows)
+    assert worse.noise > 0.3
+    assert found.dense_bound(rows)() > worse.dense_bound(rows)() + 100
+
+
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )

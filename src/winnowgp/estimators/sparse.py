@@ -161,7 +161,7 @@ class SparseEstimator(BaseGP, ABC):
         last_doubling_gain_: nats per observation that the last doubling of the candidates gained.
         kernel_name_: name of the fitted kernel, such as "matern32" or "rbf + linear".
         kernel_evidence_: evidence of each kernel that "auto" compared, in nats per observation
-            relative to the best; otherwise empty.
+            relative to the best; otherwise empty. A given number of points may suit another kernel.
         kernel_: the fitted kernel, for standardised inputs and targets.
     """
 

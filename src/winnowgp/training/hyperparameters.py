@@ -4,8 +4,8 @@ Few rows cannot resolve fine structure: their evidence explains it as noise, and
 points suffice. So the evidence is maximised on as many rows as the budget affords, in stages:
 
 1. A few rows: many starts of the first kernel.
-2. More rows: the best modes, starts in which the function varies along one column only, and the
-   other kernels from the best mode.
+2. More rows: the best modes, starts in which the function varies along one column only, the other
+   kernels from the best mode, and each kernel with hardly any noise.
 3. All affordable rows: the best few optima (of up to 1,000 rows two of each kernel), the best
    kernel from the start, and a linear term once more, if rows that are left out are not predicted
    worse with it. Where a bound with few inducing points is close to the evidence, it is maximised
@@ -16,7 +16,7 @@ finer structure, and the collapsed bound of all rows decides later.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf, sqrt
 from typing import Generic
@@ -36,7 +36,9 @@ from winnowgp.training.budget import Budget, dense_work
 from winnowgp.training.checkpoint import NO_CHECKPOINT_LOG, CheckpointLog
 from winnowgp.training.initialization import (
     column_spread,
+    noise_of,
     representative_rows,
+    scaled,
     set_within,
     shorten_lengthscales,
     starting_points,
@@ -45,9 +47,10 @@ from winnowgp.training.initialization import (
     with_linear_term,
     with_unit_weights,
 )
-from winnowgp.training.lbfgs import Curvature, Maximum, Stop, maximise_elbo
+from winnowgp.training.lbfgs import Curvature, Stop, maximise_elbo
 from winnowgp.training.optima import (
     Optimum,
+    Start,
     approaches,
     best_objectives,
     best_optima,
@@ -62,6 +65,8 @@ from winnowgp.training.scoring import optimise_evidence
 STAGES = (250, 500, 1000)
 # Lengthscales of starts that vary along one column, in standard deviations of the column.
 _SHORT = (0.3, 0.1, 0.03, 0.01)
+# Factor of the noise of an optimum, in starts with hardly any.
+_LITTLE = 1e-3
 # Starts that are all optimised to the end, and iterations after which others are compared.
 _FEW, _SHORTLY = 3, 12
 # The bound of one inducing point in so many rows (of many rows, half of them) stands for the
@@ -147,6 +152,9 @@ def maximise_evidence(
     if len(models) > 1 and not search.is_late():
         ranked += search.optimise(search.other_kernels(ranked, first), comparison)
         ranked.sort(key=descending)
+    if others and not search.is_late():
+        ranked += search.optimise(search.little_noise(ranked), comparison)
+        ranked.sort(key=descending)
     result, linear_gain = search.initialization(ranked, comparison), None
     if linear_term and not comparison < rows <= STAGES[-1] and not search.is_late():
         ranked, linear_gain = search.linear_term(ranked, best_optima(ranked)[:2], comparison)
@@ -188,16 +196,6 @@ def _stages(rows: int) -> list[int]:
     while stages and 8 * stages[-1] < rows:
         stages.append(4 * stages[-1])
     return [*stages, rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Start(Generic[Model]):
-    """Hyper-parameters to start from."""
-
-    model: Model
-    kernel: int
-    curvature: Curvature = field(default_factory=Curvature)
-    """That of an optimisation which ended here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +304,7 @@ class _Search(Generic[Model]):
         stop = affordable(stop, 1.15 * dense_work(model, rows), self.budget, self.checkpoint_log)
         maximum = optimise_evidence(model, rows, stop, self.checkpoint_log, start.curvature)
         self.budget.spend(1.15 * maximum.iterations * dense_work(model, rows))
-        return _optimum(start, maximum, rows)
+        return start.optimum(maximum, rows)
 
     def _optimise_sparse(
         self, start: Start[Model], rows: Dataset, stop: Stop, *, close: float = _CLOSE
@@ -354,7 +352,7 @@ class _Search(Generic[Model]):
         self.budget.spend(maximum.iterations * cost)
         model.load_state_dict({**sparse.state_dict(), "candidates": model.candidates.detach()})
         maximum = replace(maximum, value=_value(model, rows))
-        optimum = _optimum(start, maximum, rows)
+        optimum = start.optimum(maximum, rows)
         return optimum, optimum.evidence - bound <= _LEFT * rows.observations
 
     def continued(
@@ -407,6 +405,17 @@ class _Search(Generic[Model]):
             set_within(trainable_lengthscales(start.kernel)[part], "lengthscale", lengthscale)
             starts.append(Start(start, 0))
         return starts
+
+    def little_noise(self, ranked: Sequence[Optimum[Model]]) -> list[Start[Model]]:
+        """Return the best optimum of each kernel with hardly any noise.
+
+        The evidence often has two optima, of a smooth function with noise and of a rougher one with
+        nearly none, and all other starts may end at the first.
+        """
+        if noise_of(self.models[0].likelihood) is None:
+            return []
+        best = best_optima([o for o in ranked if o.objective > -inf])
+        return [Start(scaled(o.model, noise=_LITTLE), o.kernel) for o in best]
 
     def linear_term(
         self, ranked: list[Optimum[Model]], bases: Sequence[Optimum[Model]], count: int
@@ -471,19 +480,3 @@ def _objective(model: InducingModel, rows: Dataset) -> float:
     """Return the evidence of the rows and the priors, without their gradients."""
     with torch.no_grad():
         return _value(model, rows) + log_prior(model).item()
-
-
-def _optimum(start: Start[Model], maximum: Maximum, rows: Dataset) -> Optimum[Model]:
-    """Return the optimum at which an optimisation of the model of `start` has ended."""
-    with torch.no_grad():
-        prior = log_prior(start.model).item()
-    return Optimum(
-        start.model,
-        maximum.value,
-        rows.observations,
-        start.kernel,
-        prior,
-        maximum.converged,
-        maximum.recent_gain,
-        start.curvature,
-    )

@@ -18,8 +18,9 @@ from winnowgp.models import SparseGP
 from winnowgp.models.base import InducingModel, Model
 from winnowgp.models.exact_gp import leave_one_out_density
 from winnowgp.models.kernels import covariance, prior_mean
+from winnowgp.models.priors import log_prior
 from winnowgp.training.cross_validation import PredictiveGap
-from winnowgp.training.lbfgs import Curvature
+from winnowgp.training.lbfgs import Curvature, Maximum
 
 # Hyper-parameters approach an optimum if their divergence from it is at most so many times what
 # they lack, plus so many nats per observation, and at most so many; rows by which it is computed.
@@ -58,6 +59,31 @@ class Optimum(Generic[Model]):
     def objective(self) -> float:
         """The evidence and the priors of hyper-parameters, by which optima are compared."""
         return self.evidence + self.log_prior
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[Model]):
+    """Hyper-parameters to start from."""
+
+    model: Model
+    kernel: int
+    curvature: Curvature = field(default_factory=Curvature)
+    """That of an optimisation which ended here."""
+
+    def optimum(self, maximum: Maximum, rows: Dataset) -> Optimum[Model]:
+        """Return the optimum at which an optimisation of the model has ended."""
+        with torch.no_grad():
+            prior = log_prior(self.model).item()
+        return Optimum(
+            self.model,
+            maximum.value,
+            rows.observations,
+            self.kernel,
+            prior,
+            maximum.converged,
+            maximum.recent_gain,
+            self.curvature,
+        )
 
 
 def approaches(optimum: Optimum[Model], other: Optimum[Model], rows: Dataset) -> bool:
