@@ -80,9 +80,10 @@ def best_of_size(
     else:
         optima = _of_two_kinds(steps, simple, stop)
     optimum = max(optima, key=lambda optimum: steps.objective(optimum.model, optimum.elbo))
-    if not dense and (precision is not None or isinstance(steps.model, SparseGP)):
-        # Blocks of rows in float32 took half the time; some steps in double precision follow.
-        finer = Stop(_FINER * stop.gain, stop.window, int(_FINER_ITERATIONS * stop.iterations))
+    # Blocks of rows in float32 took half the time; some steps in double precision follow.
+    finer = Stop(_FINER * stop.gain, stop.window, int(_FINER_ITERATIONS * stop.iterations))
+    continued = not dense and (precision is not None or isinstance(steps.model, SparseGP))
+    if continued and finer.iterations:
         optimum = _optimised(steps, optimum.model, finer, None, curvature=optimum.curvature)
     best, elbo = optimum.model, optimum.elbo
     shorter = Stop(stop.gain, stop.window, int(_SHORTER * stop.iterations))
