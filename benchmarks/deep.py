@@ -219,9 +219,9 @@ def page_table(rows: list[Row]) -> str:
     rows = [row for row in rows if row["rows"] is None and not row["quick"]]
     shallow = {(row["table"], row["seed"]): row for row in rows if row["fit"] == "shallow"}
     lines = []
-    tables = {row["table"] for row in rows if row["fit"] == "two"}
-    for name in sorted(tables, key=list(PUBLISHED).index):
-        deep = [row for row in rows if row["table"] == name and row["fit"] == "two"]
+    two = grouped([row for row in rows if row["fit"] == "two"], "table", "device")
+    for name, device in sorted(two, key=lambda key: list(PUBLISHED).index(key[0])):
+        deep = two[name, device]
         pairs = [
             (row, shallow[name, row["seed"]]) for row in deep if (name, row["seed"]) in shallow
         ]
@@ -232,6 +232,7 @@ def page_table(rows: list[Row]) -> str:
         lines.append(
             (
                 name,
+                {"cpu": "CPU", "cuda": "GPU"}[device],
                 ", ".join(str(row["seed"]) for row in sorted(deep, key=lambda r: r["seed"])),
                 ", ".join(f"{fmean(each):.0f}" for each in points),
                 f"{identity} of {len(deep)}",
@@ -241,7 +242,13 @@ def page_table(rows: list[Row]) -> str:
                 PUBLISHED[name] or "",
             )
         )
-    header = ["table", "seeds of the splits", "inducing points, mean", "shallow GP selected"]
+    header = [
+        "table",
+        "device",
+        "seeds of the splits",
+        "inducing points, mean",
+        "shallow GP selected",
+    ]
     header += [">two layers: test log density", ">shallow default, same splits", ">difference"]
     return markdown([*header, "published two layers, 100 + 100"], lines)
 
