@@ -170,7 +170,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_for_many(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(deep_shallow, "_FEW_ROWS", 60)
+    monkeypatch.setattr(deep_shallow, "FEW_ROWS", 60)
     monkeypatch.setattr(deep_training, "with_shallow_top", not_for_many)
     monkeypatch.setattr(deep_shallow, "_refitted", not_for_many)
 

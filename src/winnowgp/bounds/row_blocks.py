@@ -305,7 +305,7 @@ class DifferentiableChunks(ChunkedKernel):
 
 
 class KeptChunks(ABC, Generic[_Chunk]):
-    """What is evaluated for each block of rows, kept in memory after the first pass if it fits.
+    """Chunks evaluated from blocks of rows, kept in memory after the first pass if it fits.
 
     Args:
         blocks: the rows.

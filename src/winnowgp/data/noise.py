@@ -201,8 +201,8 @@ def noise_groups(
 
 
 # Rows are pooled if that leaves at most this share of them.
-_WORTH = 0.5
-# Share of the rows that count as several observations whose inputs must have different ones.
+_MOST_LEFT = 0.5
+# Smallest share of the rows of weight above one that have another row at their inputs.
 _SEVERAL = 0.25
 
 
@@ -232,7 +232,7 @@ def pooled(data: Dataset, *, known: float | None = None) -> Dataset:
     """
     groups, count = _row_groups(data, by_noise=known is None)
     large = count[groups] > 2
-    if len(count[count > 2]) * 2 + int((~large).sum()) > _WORTH * data.N:
+    if len(count[count > 2]) * 2 + int((~large).sum()) > _MOST_LEFT * data.N:
         return data
     rest, rows = data.part((~large).nonzero()[:, 0]), data.part(large.nonzero()[:, 0])
     _, index = torch.unique(groups[large], return_inverse=True)
@@ -260,7 +260,7 @@ def pooled(data: Dataset, *, known: float | None = None) -> Dataset:
 
 
 def measured_repeatedly(data: Dataset) -> bool:
-    """Return whether many rows that count as several observations have others at the same inputs.
+    """Return whether a quarter of the rows of weight above one or more have others at their inputs.
 
     Their differences determine the noise; equal observations alone would imply that there is none.
     A quarter is enough: rounded targets of few different inputs often agree, and copies of rows by

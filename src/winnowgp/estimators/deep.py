@@ -125,8 +125,8 @@ class DeepEstimator(BaseGP, ABC):
         epochs: numbers of steps of the phases: each layer alone, all candidates, (paper only:
             learning inclusion,) selected points. By default (100, 1000, 1000), on a GPU (100, 3000,
             3000), and (200, 1000, 500, 1500) for the paper's schedule. By default and with a
-            `tolerance`, the second phase is repeated as long as that gains more than it, twice at
-            most, on a GPU and with more than 2,000 rows.
+            `tolerance`, the second phase is repeated, twice at most, as long as that gains more
+            than the tolerance: on a GPU, and on a CPU with more than 2,000 rows.
         batch_size: rows per step; all rows if None. "auto" is 1,024 on a CPU and 8,192 on a GPU,
             which takes about as long for them.
         samples: number of samples propagated per row in each step.

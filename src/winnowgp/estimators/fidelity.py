@@ -23,7 +23,7 @@ from winnowgp.estimators.kernels import (
     NamedKernel,
 )
 from winnowgp.estimators.processes import ProcessEstimator
-from winnowgp.estimators.selection import HYPER, check_hyper_rows
+from winnowgp.estimators.selection import HYPER, resolve_hyper_by_rows
 from winnowgp.models import MultiOutputPosterior
 from winnowgp.models.fidelity_posterior import (
     FidelityModel,
@@ -175,7 +175,7 @@ class MultiFidelityGPRegressor(ProcessEstimator):
                 f"{params.column}, which has {found} different values. Name the column that says "
                 "at which fidelity a row was observed."
             )
-        check_hyper_rows(params, rows)
+        resolve_hyper_by_rows(params, rows)
 
     def _fit(self, rows: Source, params: validation.Parameters) -> None:
         data = rows.require_dataset("several fidelities")

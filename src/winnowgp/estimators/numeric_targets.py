@@ -1,4 +1,4 @@
-"""Numeric targets: their scaler, and the base class of all regressors."""
+"""The base class of regressors: `fit`, densities, quantiles; `rows` has the scaler of targets."""
 
 import warnings
 from abc import abstractmethod

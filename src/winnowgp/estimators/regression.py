@@ -25,8 +25,8 @@ from winnowgp.estimators.selection import (
     HYPER,
     OUTLIER_GAIN,
     check_hyper,
-    check_hyper_rows,
     gaussian_posterior,
+    resolve_hyper_by_rows,
 )
 from winnowgp.estimators.streaming_regression import NEGLIGIBLE, StreamingRegressor
 from winnowgp.models import MixturePosterior, Posterior, PosteriorPaths, SparseGP, VariationalGP
@@ -321,7 +321,7 @@ class SparseGPRegressor(StreamingRegressor):
 
     def _check_targets(self, params: validation.Parameters, data: Source) -> None:
         super()._check_targets(params, data)
-        check_hyper_rows(params, data)
+        resolve_hyper_by_rows(params, data)
         params.averaged = params.hyper == "laplace"
 
     def _pooled(self, rows: Dataset, params: validation.Parameters) -> Dataset:

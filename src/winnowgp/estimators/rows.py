@@ -54,7 +54,7 @@ def _is_missing(value: Any) -> bool:
 
 @contextmanager
 def explained_inputs(X: Any, y: Any = None) -> Iterator[None]:
-    """Say where rows have strings, NaN or infinity, and what reads them, if a block finds some.
+    """Convert the error of a block about strings, NaN or infinity to one that names the cell.
 
     Args:
         X: inputs, with `dates_as_days`, that scikit-learn validates in the block.
@@ -103,7 +103,7 @@ def _explain_numbers(X: Any, y: Any, error: ValueError) -> None:
         ("y", y, "infinity", np.isinf),
         ("y", y, "NaN", np.isnan),
     ):
-        if f"Input {name} contains {kind}" not in str(error):
+        if values is None or f"Input {name} contains {kind}" not in str(error):
             continue
         try:
             wrong = what(np.asarray(collected(values), dtype=np.float64))

@@ -44,7 +44,7 @@ CANDIDATE_ROWS = 4_000
 """Rows among which greedy variance and k-means look for candidates."""
 
 HYPER = ("auto", "point", "laplace")
-"""Average over hyper-parameters if rows are few; their most probable values; always average."""
+"""Values of `hyper`: average over hyper-parameters if rows are few, never, or always."""
 
 AVERAGED_ROWS = 500
 """Rows up to which `hyper="auto"` averages over hyper-parameters."""
@@ -144,8 +144,8 @@ def check_hyper(params: Parameters, likelihood: Any) -> None:
         params.hyper = "point"
 
 
-def check_hyper_rows(params: Parameters, data: Source) -> None:
-    """Raise an `InputError` if `hyper="laplace"` is not for so many rows.
+def resolve_hyper_by_rows(params: Parameters, data: Source) -> None:
+    """Resolve `hyper="auto"` by the number of rows; refuse too many rows for "laplace".
 
     "auto" becomes "laplace" with up to 500 rows and "point" with more. With up to 2,000,
     `params.robust` says that predictions are averaged with a constant if held-out rows gain by it.

@@ -187,6 +187,6 @@ def _check_magnitude(name: str, standardised: Tensor, values: Tensor) -> None:
         row, column = wrong.nonzero()[0].tolist()
         raise InputError(
             f"`{name}` must be within {_FARTHEST:.0e} standard deviations of the first batch; "
-            f"column {column} has {values[row, column].item():g} in row {row} (counted from 0). "
-            "Check the units, or fit all rows together."
+            f"column {column} (counted from 0) has {values[row, column].item():g}. Check the "
+            "units, or fit all rows together."
         )

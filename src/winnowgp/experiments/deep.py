@@ -198,7 +198,7 @@ class TradeoffGroup:
 
 
 def tradeoff_groups(rows: Sequence[Row]) -> list[TradeoffGroup]:
-    """TradeoffGroup runs by kind and α, or by kind and sizes, sorted by prediction time.
+    """Return the runs grouped by kind and α, or by kind and sizes, sorted by prediction time.
 
     Runs whose prediction time has not been measured are left out.
     """

@@ -472,7 +472,7 @@ def evidence_sentence(choice: Choice) -> str:
 
 
 def growth_sentence(limit: str | None, gain: float) -> str:
-    """Return whether more inducing points would pay.
+    """Return a sentence that says whether more inducing points would pay.
 
     Args:
         limit: the limit that ended the growth of the candidates, if one did.

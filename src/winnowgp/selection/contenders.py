@@ -7,17 +7,21 @@ of which is the call; a rank-one update in place by BLAS takes a quarter of NumP
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.linalg import get_blas_funcs
 from torch import Tensor, from_numpy
 
-_RANK_ONE: dict[np.dtype[Any], Any] = {
-    np.dtype(kind): get_blas_funcs("ger", dtype=kind) for kind in (np.float32, np.float64)
-}
+
+@cache
+def _rank_one(dtype: np.dtype[Any]) -> Any:
+    """Return the rank-one update of BLAS; SciPy takes long to import, and predictions need none."""
+    from scipy.linalg import get_blas_funcs
+
+    return get_blas_funcs("ger", dtype=dtype)
 
 
 @final
@@ -123,4 +127,4 @@ def _subtract_outer(
 ) -> None:
     """Subtract the outer product of two vectors from a matrix, in place."""
     # BLAS has columns first.
-    _RANK_ONE[rows.dtype](-1.0, row, along, a=rows.T, overwrite_a=1)
+    _rank_one(rows.dtype)(-1.0, row, along, a=rows.T, overwrite_a=1)

@@ -1,5 +1,7 @@
 """Search states: a subset of the candidates, its marginal gains, and moves to other subsets.
 
+The algorithms that move, `backward_elimination` among them, are in `search`.
+
 With K_** + jitter·I = L Lᵀ, the moments C = V W Vᵀ and D = V W Y in the coordinates V = L⁻¹ K_*f,
 and I + C = R Rᵀ, the candidates have two covariances: the prior L Lᵀ, and
 S = K_** + K_*f W K_f* = (L R)(L R)ᵀ. S is never formed: its root L R is exact to rounding, where S

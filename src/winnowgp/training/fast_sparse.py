@@ -273,7 +273,8 @@ def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTrainin
     )
     significant = constant[1] + significant_gain(initial.best, data.N)
     if pool.predicts_best and isinstance(goal, Tolerance):
-        # Other models have a higher ELBO and predict worse, and so would fewer points.
+        # Other models have a higher ELBO and predict worse, and so would fewer points. The call
+        # reports to the callbacks that all candidates are selected.
         steps.select(pool.model, torch.ones(pool.model.K, dtype=torch.bool), pool.elbo)
         return Choice(
             pool.model,
@@ -316,9 +317,7 @@ def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTrainin
             return _select_by_density(steps, choice, pool.model, goal)
     # No work is left to move the points.
     exhausted = pool.growth.limit in ("work", "memory", "max_fit_seconds")
-    fits: list[tuple[Model, float, Model | None]] = [(*constant, None)]
-    frontiers: list[Frontier] = []
-    candidates, size = pool.model, -1
+    candidates = pool.model
     if steps.earlier is not None:
         # Those of the pool first: it is large enough by itself.
         points = torch.cat([pool.model.candidates.detach(), steps.earlier])[:most]
@@ -331,31 +330,16 @@ def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTrainin
         return replace(
             choice, model=model, reference=max(reference, elbo), frontiers=tuple(visited)
         )
-    for index in range(training.rounds):
-        frontier = steps.frontier(candidates.subset_statistics(data))
-        frontiers.append(frontier)
-        reference = max(reference, frontier.bounds.max().item())
-        M = goal.size(frontier, reference=reference)
-        current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
-        steps.budget.spend(selection_work(candidates, data, candidates.K))
-        fits.append((current, frontier.bounds[M].item(), candidates))
-        settled = index > 0 and abs(M - size) <= (1 - SETTLED) * size
-        last, size = settled or index == training.rounds - 1, M
-        if not current.K or exhausted:
-            break
-        many = current.K * data.D > MOVED * data.N
-        if many and initial.complete and not pool.limited:
-            # The hyper-parameters are those of the exact GP, and the locations are at rows. A pool
-            # that is too small would need others: its ELBO may be far below the evidence.
-            break
-        gain, iterations = (3e-4, 200) if last else (1e-3, 100)
-        current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
-        fits.append((current, elbo, None))
-        reference = max(reference, elbo)
-        if last:
-            break
-        fresh = min(max(32, current.K // 4), most - current.K)
-        candidates = steps.with_fresh(current, max(fresh, 0))
+    rounds, frontiers, reference = _selection_rounds(
+        steps,
+        candidates,
+        goal,
+        rounds=training.rounds if not exhausted else 0,
+        most=most,
+        reference=reference,
+        at_rows=initial.complete and not pool.limited,
+    )
+    fits = [(*constant, None), *rounds]
     # The largest model counts as a reference that cannot be selected.
     known = [*((model.K, elbo) for model, elbo, _ in fits), (data.N + 1, reference)]
     best = goal.best(known, N=data.observations)
@@ -370,6 +354,58 @@ def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTrainin
         candidates=candidates,
         goal=goal if isinstance(goal, Tolerance) else None,
     )
+
+
+def _selection_rounds(
+    steps: FastSteps[Model],
+    candidates: Model,
+    goal: Goal,
+    *,
+    rounds: int,
+    most: int,
+    reference: float,
+    at_rows: bool,
+) -> tuple[list[tuple[Model, float, Model | None]], list[Frontier], float]:
+    """Eliminate inducing points, and optimise those that are left, in rounds.
+
+    Args:
+        candidates: model with the first candidates; later rounds add fresh ones to what is left.
+        rounds: largest number of optimisations; with none, points are eliminated only.
+        most: largest number of candidates.
+        reference: highest ELBO or evidence known.
+        at_rows: whether many inducing points stay at their rows, because the hyper-parameters are
+            those of the exact GP. A pool that is too small would need others: its ELBO may be far
+            below the evidence.
+
+    Returns: the models with their ELBO, and the candidates unless they have moved since; the
+    frontiers; and the highest ELBO.
+    """
+    data, size = steps.data, -1
+    fits: list[tuple[Model, float, Model | None]] = []
+    frontiers: list[Frontier] = []
+    for index in range(max(rounds, 1)):
+        frontier = steps.frontier(candidates.subset_statistics(data))
+        frontiers.append(frontier)
+        reference = max(reference, frontier.bounds.max().item())
+        M = goal.size(frontier, reference=reference)
+        current = steps.select(candidates, frontier.masks[M], frontier.bounds[M].item())
+        steps.budget.spend(selection_work(candidates, data, candidates.K))
+        fits.append((current, frontier.bounds[M].item(), candidates))
+        settled = index > 0 and abs(M - size) <= (1 - SETTLED) * size
+        last, size = settled or index == rounds - 1, M
+        if not current.K or not rounds:
+            break
+        if at_rows and current.K * data.D > MOVED * data.N:
+            break
+        gain, iterations = (3e-4, 200) if last else (1e-3, 100)
+        current, elbo = steps.optimise(current, stop=Stop(gain * data.observations, 20, iterations))
+        fits.append((current, elbo, None))
+        reference = max(reference, elbo)
+        if last:
+            break
+        fresh = min(max(32, current.K // 4), most - current.K)
+        candidates = steps.with_fresh(current, max(fresh, 0))
+    return fits, frontiers, reference
 
 
 def _select_by_density(

@@ -165,7 +165,9 @@ def _compared(steps: FastSteps[Model], M: int, *others: Model) -> list[Model]:
 
 
 def _at_other_optimum(steps: FastSteps[Model], M: int) -> list[Model]:
-    """Return a start at that of the other optima of the exact evidence which M points suit best.
+    """Return a start at the other optimum of the evidence with the highest bound of M points.
+
+    The list is empty if there is no other optimum.
 
     Few points cannot represent a rough function with hardly any noise, whose evidence may be the
     highest, and may represent a smoother one, or another kernel, whose evidence is hardly lower.

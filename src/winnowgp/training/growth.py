@@ -3,8 +3,8 @@
 At fixed hyper-parameters the pool doubles, by greedy conditional variance, until a doubling gains
 little and little prior variance is left to explain. Unless the hyper-parameters come from the exact
 evidence of all rows, they are then refitted with the locations held, and the pool doubles again: a
-frontier at fixed hyper-parameters cannot tell whether more points would pay with others. The last
-function goes the other way: it refits the selected model with fewer points.
+frontier at fixed hyper-parameters cannot tell whether more points would pay with others.
+`smaller_models` goes the other way: it refits the selected model with fewer points.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Pool(Generic[Model]):
     unexplained: float | None = None
     """Nats per observation that unexplained prior variance costs, if known."""
     predicts_best: bool = False
-    """Whether held-out rows preferred it to a pool of higher ELBO."""
+    """Whether it predicts held-out rows better than a pool of higher ELBO."""
 
     @property
     def limited(self) -> bool:
@@ -102,7 +102,7 @@ def grown_pool(
         reference = steps.dense_evidence(initial)
         pool = grow(steps, initial.best, tolerance=tolerance, most=most, reference=reference)
         if pool.limited:
-            pool, highest = _limited_pool(steps, pool)
+            pool, highest = _best_of_limited(steps, pool)
             reference = max(reference, highest)
         return pool, max(reference, pool.elbo)
     starts = [initial.best, *steps.other_regimes(initial)]
@@ -127,12 +127,12 @@ def grown_pool(
         pool = grow_refitted(steps, pool, tolerance=tolerance, most=most, constant=constant)
     highest = max(pool.elbo, *(other.elbo for other in pools))
     if pool.limited:
-        pool, elbo = _limited_pool(steps, pool)
+        pool, elbo = _best_of_limited(steps, pool)
         highest = max(highest, elbo)
     return pool, highest
 
 
-def _limited_pool(steps: FastSteps[Model], pool: Pool[Model]) -> tuple[Pool[Model], float]:
+def _best_of_limited(steps: FastSteps[Model], pool: Pool[Model]) -> tuple[Pool[Model], float]:
     """Return a pool that is too small, with hyper-parameters that predict best; the highest ELBO.
 
     Refitted with too few points, hyper-parameters explain more as noise: the ELBO rises, and
@@ -272,12 +272,12 @@ def grow_refitted(
         larger = min(2 * pool.model.K, most)
         limit = steps.limit_of(steps.pool_work(larger), candidates=larger)
         if limit is not None:
-            return _limited(pool, limit)
+            return _with_limit(pool, limit)
         bare = pool.model.with_candidates(pool.model.candidates[:0])
         largest = most if isinstance(bare, SparseGP) else larger
         bigger = grow(steps, bare, tolerance=tolerance, most=largest, reference=None, first=larger)
         if largest < most:
-            bigger = _limited(bigger, None)
+            bigger = _with_limit(bigger, None)
         bigger = _refitted_if_affordable(steps, bigger)
         best = max(pool, bigger, key=lambda pool: steps.objective(pool.model, pool.elbo))
         gain = (bigger.elbo - pool.elbo) / N
@@ -300,7 +300,7 @@ def grow_refitted(
 
 def _refitted_if_affordable(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Model]:
     limit = None if pool.limited else refit_limit(steps, pool.model.K)
-    return refit(steps, pool) if limit is None else _limited(pool, limit)
+    return refit(steps, pool) if limit is None else _with_limit(pool, limit)
 
 
 def refit_limit(steps: FastSteps[Model], K: int) -> str | None:
@@ -324,10 +324,8 @@ def measure_last_doubling(steps: FastSteps[Model], pool: Pool[Model]) -> Pool[Mo
     )
 
 
-def _limited(pool: Pool[Model], limit: str | None) -> Pool[Model]:
-    growth = pool.growth
-    growth = Growth(growth.sizes, growth.elbos, limit, growth.last_gain)
-    return Pool(pool.model, pool.elbo, growth, pool.unexplained)
+def _with_limit(pool: Pool[Model], limit: str | None) -> Pool[Model]:
+    return replace(pool, growth=replace(pool.growth, limit=limit))
 
 
 def _value(model: InducingModel, steps: FastSteps[Model]) -> tuple[float, float | None]:
