@@ -282,9 +282,7 @@ class TestBadInput:
             regressor().fit(X, self.y)
         y = self.y.copy()
         y[3] = value
-        with pytest.raises(
-            ValueError, match="`y` contains (NaN|infinity) in 1 of 60 rows, first in row 3 "
-        ):
+        with pytest.raises(ValueError, match=r"`y` contains \w+ in 1 of 60 rows, first in row 3 "):
             regressor().fit(self.X, y)
 
     def test_mismatched_rows(self) -> None:
