@@ -5,12 +5,15 @@ are summed over rows and outputs, and larger is better. The modules hold
 
 - `collapsed`: the collapsed bound, its sufficient statistics in chunks of rows, the exact evidence
   and an upper bound on it, subsets of the candidates, and weights in [0, 1];
-- `two_pass`: its gradient;
+- `two_pass`: the gradient of the collapsed bound;
 - `uncollapsed`: the bound of an explicit q(u);
-- `row_blocks`: sums over rows, in memory or out of core, in one process or several;
+- `row_blocks`, `panels`: sums over rows, in memory or out of core, in one process or several, and
+  products with large triangular matrices;
 - `evidence`: the log evidence of Gaussian regression, exact with its gradient, or between bounds;
+- `mixing`: the bound of outputs that mix several processes, with its gradient;
 - `sites`: Gaussian sites for other likelihoods;
-- `streaming`: the bound of a stream, in which earlier rows are remembered at inducing points;
+- `streaming`, `streaming_gradient`: the bound of a stream, in which earlier rows are remembered at
+  inducing points, and its gradient;
 - `gplvm`: psi statistics of uncertain inputs, and the bound of the GP-LVM.
 """
 

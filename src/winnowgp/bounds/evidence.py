@@ -5,9 +5,9 @@ With K̂ = K_ff + Σ, Σ = diag(σ²/w_i), the evidence of P outputs is
     log p(Y) = −½ Σ_p [N log 2π + log|K̂| + y_pᵀ K̂⁻¹ y_p].
 
 `exact_evidence` factorises K̂ in place: O(N³) time and N² numbers. `evidence_gradient` returns the
-gradient as well. `conjugate_gradient_evidence`
-never forms K̂ (Artemev, Burt and van der Wilk 2021). It bounds both terms with Q̂ = Q_ff + Σ, where
-Q_ff ⪯ K_ff is the prior covariance that M inducing points explain. For any v and r = y − K̂ v,
+gradient as well. `conjugate_gradient_evidence` never forms K̂ (Artemev, Burt and van der Wilk 2021).
+It bounds both terms with Q̂ = Q_ff + Σ, where Q_ff ⪯ K_ff is the prior covariance that M inducing
+points explain. For any v and r = y − K̂ v,
 
     yᵀ K̂⁻¹ y = 2 yᵀv − vᵀK̂v + rᵀK̂⁻¹r,   0 ≤ rᵀK̂⁻¹r ≤ rᵀQ̂⁻¹r,
 

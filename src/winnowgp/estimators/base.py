@@ -75,10 +75,12 @@ class BaseGP(BaseEstimator, ABC):
     validates the arguments. The base that sets defaults (`SparseEstimator`, `DeepEstimator`) comes
     first among the bases of an estimator: its fields take precedence.
 
-    A fit runs in this order: `_validate` checks the parameters; the data are checked;
-    `_check_columns` checks the parameters that depend on the number of columns; `_train` opens the
-    checkpoint and trains a model; fitted attributes are set. So an error in the arguments neither
-    claims a checkpoint nor changes a fitted estimator.
+    A fit calls, in this order: `_validate`, which needs no data; `_check_columns` and
+    `_check_targets`; `_fit`, which standardises the inputs; `_train`, which opens the checkpoint,
+    with `_initial_model`, `_training_schedule` and `_after_training`; and `_set_fitted`. So an
+    error in the arguments neither claims a checkpoint nor changes a fitted estimator. Hooks call
+    `super()`: those of `SparseGPRegressor` go through `StreamingRegressor`, `StreamingEstimator`,
+    `SparseEstimator`, `NumericTargets` and this class.
 
     Args:
         random_state: seed or RandomState; the same seed gives the same fit.

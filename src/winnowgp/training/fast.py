@@ -131,6 +131,7 @@ class FastSchedule(Schedule):
     def run(
         self, model: Trained, data: Source | MaskedMatrix, *, context: TrainingContext
     ) -> FitResult[Trained]:
+        # Untyped: the branches narrow the model, and so its result.
         return self._run(model, data, context)
 
     def _run(self, model: Any, data: Any, context: TrainingContext) -> FitResult[Any]:

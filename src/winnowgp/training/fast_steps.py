@@ -132,8 +132,8 @@ class FastSteps(Generic[Model]):
         Args:
             rows: number of rows at most, if fewer suffice.
         """
-        affordable = self.affordable_rows()
-        count = affordable if rows is None else min(rows, affordable)
+        most = self.affordable_rows()
+        count = most if rows is None else min(rows, most)
         self.initialization = self._continued(min(count, self.sample.N))
         if self.initialization is None:
             self.initialization = self.evidence_optima(self.sample, count)

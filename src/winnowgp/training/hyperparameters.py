@@ -69,10 +69,10 @@ _SHORT = (0.3, 0.1, 0.03, 0.01)
 _LITTLE = 1e-3
 # Starts that are all optimised to the end, and iterations after which others are compared.
 _FEW, _SHORTLY = 3, 12
-# The bound of one inducing point in so many rows (of many rows, half of them) stands for the
-# evidence where it is at most so many nats per observation lower. Fewer points suffice if the
-# variance that they leave unexplained costs so many nats; if it costs so many times the gap, the
-# gap is not computed. The last number is the gap that may be left at the end.
+# A bound stands for the evidence: rows per inducing point (of many rows, half of them are points);
+# largest gap to the evidence at the start, in nats per observation; unexplained variance, in nats,
+# at which fewer points suffice; multiple of the gap from which the gap is not computed; and the gap
+# that may be left at the end.
 _ROWS_PER_POINT, _CLOSE, _SELECTED, _FAR, _LEFT = 4, 2e-3, 1e-5, 10.0, 1e-3
 # Share of the remaining time that one start may take, and the iterations that each has at least.
 _SHARE, _LEAST = 0.2, 5

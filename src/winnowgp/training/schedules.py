@@ -318,7 +318,7 @@ def fit(
     True
     """
     if schedule is None:
-        # Schedules are implemented with this module.
+        # `fast` imports this module.
         from winnowgp.training.fast import FastSchedule
 
         schedule = FastSchedule()
