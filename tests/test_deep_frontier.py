@@ -92,13 +92,15 @@ def test_gain_table_compares_models_within_a_limit_with_each_other() -> None:
 def test_page_table_has_paired_differences_of_common_splits() -> None:
     def fit(name: str, seed: int, nats: float, points: list[int]) -> dict[str, Any]:
         identity = {"table": "energy", "fit": name, "seed": seed, "rows": None, "quick": False}
-        return {**identity, "log_density": nats, "n_inducing": points}
+        return {**identity, "device": "cpu", "log_density": nats, "n_inducing": points}
 
     rows = [fit("two", 3, -0.5, [1, 40]), fit("two", 4, -0.3, [21, 60]), fit("two", 5, 9.0, [2, 5])]
     rows += [fit("shallow", 3, -0.6, [50]), fit("shallow", 4, -0.6, [50])]
-    (_, _, line) = deep.page_table(rows).splitlines()
-    assert "| 3, 4, 5 | 8, 35 | 1 of 3 |" in line
+    rows.append({**rows[0], "device": "cuda", "log_density": -0.2})
+    (_, _, line, on_gpu) = deep.page_table(rows).splitlines()
+    assert "| CPU | 3, 4, 5 | 8, 35 | 1 of 3 |" in line
     assert "| -0.600 | +0.200 ± 0.100 (2 splits) |" in line
+    assert "| GPU | 3 | 1, 40 | 1 of 1 | -0.200" in on_gpu
 
 
 def test_stored_rows_are_those_of_the_summary() -> None:

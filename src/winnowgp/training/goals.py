@@ -78,7 +78,7 @@ class FixedAlpha(Goal):
         alphas = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
         if not alphas or not all(0 < alpha < inf for alpha in alphas):
             raise InputError(
-                "`alpha` must be positive, for a deep GP also one number per layer; "
+                "`alpha` must be positive or 'auto', for a deep GP also one number per layer; "
                 f"got {self.alpha}. Larger values select fewer inducing points."
             )
 
