@@ -1,4 +1,3 @@
-import pickle
 from typing import Any
 
 import joblib
@@ -98,17 +97,6 @@ def test_resized_is_the_model_of_an_allocation(fitted: DeepGPRegressor) -> None:
     assert fitted.n_inducing_ == sizes[-1]
     with pytest.raises(InputError, match="one of the sizes that the fit kept"):
         fitted.resized(10_000)
-
-
-def test_resized_of_an_estimator_pickled_before_there_was_a_comparison(
-    fitted: DeepGPRegressor,
-) -> None:
-    earlier = pickle.loads(pickle.dumps(fitted))
-    del earlier.__dict__["comparison_"]
-    for sizes in earlier.available_sizes_:
-        resized = earlier.resized(sizes)
-        assert resized.n_inducing_ == sizes
-        assert resized.comparison_ is None
 
 
 def test_quantiles_agree_with_log_density(fitted: DeepGPRegressor) -> None:

@@ -189,6 +189,10 @@ def test_batches_add_points_where_rows_need_them(fitted: dict[str, Any], tmp_pat
     limited = copied(ESTIMATORS["outputs"][0]).set_params(max_points=9)
     limited.partial_fit(X[left], Y[left]).partial_fit(X[~left], Y[~left])
     assert sum(limited.n_inducing_) <= 9
+    with pytest.raises(InputError, match=r"`X` must be within 1e.08 standard deviations"):
+        first.partial_fit(1e12 * X, Y)
+    with pytest.raises(InputError, match=r"`y` must be within 1e.08 standard deviations"):
+        first.partial_fit(X, 1e12 * Y)
     with pytest.raises(InputError, match="`partial_fit` needs `alpha='auto'`"):
         first.set_params(alpha=0.1).partial_fit(X, Y)
 

@@ -89,6 +89,18 @@ def test_auto_kernel_adds_a_linear_term_where_it_pays() -> None:
     assert max(model.kernel_evidence_.values()) < -0.01
 
 
+@pytest.mark.usefixtures("one_size")
+def test_kernel_evidence_of_few_points_with_another_kernel_has_the_best_one() -> None:
+    rng = np.random.default_rng(7)
+    inputs = rng.standard_normal((120, 4))
+    targets = inputs @ rng.standard_normal(4) * 2 + np.sin(4 * inputs[:, 0]) * 0.7
+    targets += np.sin(3 * inputs[:, 1] * inputs[:, 2]) * 0.5 + 0.02 * rng.standard_normal(120)
+    model = SparseGPRegressor(max_points=6, random_state=0).fit(inputs, targets)
+    assert model.kernel_name_ == "matern52"
+    assert model.kernel_evidence_["rbf + linear"] == 0
+    assert max(model.kernel_evidence_[name] for name in ("matern52", "rbf", "matern32")) < -0.01
+
+
 def test_auto_kernel_of_the_paper_schedule_is_rbf() -> None:
     model = SparseGPRegressor(
         schedule="paper", alpha=0.1, epochs=(2, 2, 2), n_candidates=6, random_state=0

@@ -1,6 +1,6 @@
 """What commands show: progress bars, and summaries of models."""
 
-from math import ceil, isfinite, log10
+from math import ceil, inf, isfinite, log10
 from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
@@ -294,7 +294,8 @@ def _range(low: float, high: float) -> str:
     """
     if low == high:
         return rounded(low, 6)
-    digits = 3 + ceil(log10(max(abs(low), abs(high)) / (high - low)))
+    width = high - low
+    digits = 3 + ceil(log10(max(abs(low), abs(high)) / width)) if 0 < width < inf else 6
     return f"{rounded(low, max(digits, 6))} to {rounded(high, max(digits, 6))}"
 
 

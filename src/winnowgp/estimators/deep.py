@@ -188,10 +188,6 @@ class DeepEstimator(BaseGP, ABC):
     allocations_: tuple[Allocation, ...] = field(init=False)
     _sized: tuple[SizedDeepModel, ...] = field(init=False)
 
-    # Estimators that were pickled by earlier versions have no such attribute. Without an annotation
-    # it is no field of the dataclass: fitted attributes are not set by `__init__`.
-    comparison_ = None
-
     @property
     def available_sizes_(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of inducing points per layer that `resized` accepts, quickest first."""

@@ -24,6 +24,7 @@ from winnowgp.estimators import validation
 from winnowgp.estimators.base import check_kernel_columns, goal_within, most_points
 from winnowgp.estimators.kernels import kernel_from, parse_kernel
 from winnowgp.estimators.numeric_targets import NumericTargets
+from winnowgp.estimators.rows import check_magnitude
 from winnowgp.models import BoxKernel, MultiOutputGP, MultiOutputPosterior, greedy_variance
 from winnowgp.models.fidelity_posterior import (
     FidelityModel,
@@ -231,6 +232,8 @@ class ProcessEstimator(NumericTargets, ABC):
         inputs = self._inputs(X)
         targets = self._y_scaler.standardise(y, self.likelihood_, inputs=inputs)
         known = self._known_noise(noise_variance, len(inputs), targets=targets)
+        check_magnitude("X", inputs)
+        check_magnitude("y", targets)
         keep = ~torch.isnan(targets).all(1)
         rows = Dataset(inputs, targets, None, known).part(keep.nonzero().flatten())
         goal = training.Tolerance(

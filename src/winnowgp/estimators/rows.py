@@ -117,6 +117,18 @@ def _explain_numbers(X: Any, y: Any, error: ValueError) -> None:
             ) from error
 
 
+def check_magnitude(name: str, standardised: Tensor, *, farthest: float = 1e8) -> None:
+    """Raise an error for numbers so large that sums of squares would lose all other rows."""
+    distance = standardised.abs().nan_to_num(0.0, posinf=torch.inf)
+    if bool((distance > farthest).any()):
+        value, column = distance.amax(0).max(0)
+        raise InputError(
+            f"`{name}` must be within {farthest:.0e} standard deviations of the first batch; "
+            f"column {int(column)} (counted from 0) has a value {value.item():.0e} of them away. "
+            "Check the units, or fit all rows together."
+        )
+
+
 def dates_as_days(X: Any) -> Any:
     """Return inputs in which dates are days since 1970, as in tables; others are not copied.
 

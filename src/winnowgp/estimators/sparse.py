@@ -424,9 +424,9 @@ class SparseEstimator(BaseGP, ABC):
         if self.kernel != AUTO or len(evidence) < len(AUTO_KERNELS) or best == -inf:
             return {}
         compared: dict[str, float] = dict(zip(AUTO_KERNELS, evidence, strict=True))
-        if result.linear_gain is not None and self.kernel_name_ not in compared:
+        if result.linear_gain is not None:
             best += result.linear_gain
-            compared[self.kernel_name_] = best
+            compared[f"{AUTO_KERNELS[result.linear_kernel]} + linear"] = best
         # Kernels that the time did not suffice for are not compared.
         return {name: nats - best for name, nats in compared.items() if nats > -inf}
 

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
-from torch import Tensor
 
 from winnowgp.bounds.streaming import Memory
 from winnowgp.data import Dataset, Source
@@ -17,7 +16,7 @@ from winnowgp.data.scaling import StandardisedSource
 from winnowgp.errors import InputError
 from winnowgp.estimators import validation
 from winnowgp.estimators.numeric_targets import NumericTargets
-from winnowgp.estimators.rows import check_source_columns
+from winnowgp.estimators.rows import check_magnitude, check_source_columns
 from winnowgp.estimators.selection import refuse_stream
 from winnowgp.estimators.streaming import StreamingEstimator, batches_of, fitted_attributes
 from winnowgp.models import MixturePosterior, Posterior, SparseGP
@@ -28,9 +27,6 @@ from winnowgp.models.online import OnlineGP
 NEGLIGIBLE = 2 * LEAST_NOISE
 """Noise variance of standardised targets that is added to noise which is known. It is not zero: the
 covariance of rows without any noise may be singular."""
-
-# Largest number of a later batch, in standard deviations of the first one.
-_FARTHEST = 1e8
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -164,8 +160,8 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         data = Dataset(
             self._x_scaler.forward(rows.X), scaler.columns.forward(rows.Y), rows.weights, noise
         )
-        _check_magnitude("X", data.X, rows.X)
-        _check_magnitude("y", data.Y, rows.Y)
+        check_magnitude("X", data.X)
+        check_magnitude("y", data.Y)
         observation_model(self.likelihood_).check_targets(data.Y)
         return data
 
@@ -178,15 +174,3 @@ class StreamingRegressor(StreamingEstimator, NumericTargets, ABC):
         super()._update_once(data, params)
         self.likelihood_ = self.posterior_.likelihood
         self.noise_ = self._y_scaler.noise(self.likelihood_)
-
-
-def _check_magnitude(name: str, standardised: Tensor, values: Tensor) -> None:
-    """Raise an error for numbers so large that sums of squares would lose all other rows."""
-    wrong = standardised.abs() > _FARTHEST
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        raise InputError(
-            f"`{name}` must be within {_FARTHEST:.0e} standard deviations of the first batch; "
-            f"column {column} (counted from 0) has {values[row, column].item():g}. Check the "
-            "units, or fit all rows together."
-        )

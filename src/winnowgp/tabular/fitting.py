@@ -233,7 +233,9 @@ def fit_table(
         "target_summary": table_summary.target_summary(
             rows.table, target, task, note=rows.notes.get(target, "")
         ),
-        "ignored": table_summary.ignored_columns(rows.everything, drop, id_column, noise_column),
+        "ignored": table_summary.ignored_columns(
+            rows.everything, reading.drop, id_column, noise_column
+        ),
         "kernel": kernel,
         "noise_sd": table_summary.noise_sd(estimator),
         "choice": table_summary.choice(

@@ -163,7 +163,7 @@ def fit_outputs_table(
     apart = {*names, *reading.ignored}
     if (
         len(set(names)) < len(names)
-        or set(names) & {*reading.ignored, *categorical}
+        or set(names) & {*reading.ignored, *reading.categorical}
         or len(names) < 2
     ):
         raise InputError(

@@ -59,6 +59,7 @@ class Reading:
                     f"`{argument}` must be a sequence of column names, such as {(names,)}; got the "
                     f"string {names!r}."
                 )
+            object.__setattr__(self, argument, tuple(names))
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -134,6 +134,7 @@ def fit_heteroscedastic(
         elbo=elbo,
         kernel_evidence=plain.kernel_evidence,
         linear_gain=plain.linear_gain,
+        linear_kernel=plain.linear_kernel,
         frontier=_shifted(last.frontier, elbo - last.elbo, rows),
         sized=_sized(last.sized, posterior.log_noise, elbo - last.elbo),
         evidence=None,

@@ -139,6 +139,7 @@ def fit_sparse(
         growth=chosen.growth,
         kernel_evidence=initial.kernels,
         linear_gain=initial.linear_gain,
+        linear_kernel=initial.linear_kernel,
         frontier=frontier,
         sized=sized,
         predictive_gap=gap,

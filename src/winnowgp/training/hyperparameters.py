@@ -93,6 +93,8 @@ class Initialization(Generic[Model]):
     were compared; −∞ for a kernel that failed."""
     linear_gain: float | None = None
     """Nats per observation by which a linear term raised the evidence, if one was added."""
+    linear_kernel: int = 0
+    """Position of the kernel that the linear term was added to."""
     held: tuple[str, ...] = ()
     """Names of kernel parameters that stay as they are during the fit, and are free after it."""
     constant_weight: float = 0.0
@@ -155,9 +157,10 @@ def maximise_evidence(
     if others and not search.is_late():
         ranked += search.optimise(search.little_noise(ranked), comparison)
         ranked.sort(key=descending)
-    result, linear_gain = search.initialization(ranked, comparison), None
+    result, linear_gain, linear_kernel = search.initialization(ranked, comparison), None, 0
     if linear_term and not comparison < rows <= STAGES[-1] and not search.is_late():
         ranked, linear_gain = search.linear_term(ranked, best_optima(ranked)[:2], comparison)
+        linear_kernel = ranked[0].kernel
     reached = comparison
     for count in others[1:]:
         if search.is_late():
@@ -180,9 +183,14 @@ def maximise_evidence(
         # A slope that pays with all rows may not pay with a part of them.
         bases = best_optima(ranked)[: 2 if reached <= STAGES[-1] else 1]
         ranked, linear_gain = search.linear_term(ranked, bases, reached)
-    optima = tuple(distinct_optima(ranked))
+        linear_kernel = ranked[0].kernel
     return replace(
-        result, optima=optima, rows=reached, complete=reached == data.N, linear_gain=linear_gain
+        result,
+        optima=tuple(distinct_optima(ranked)),
+        rows=reached,
+        complete=reached == data.N,
+        linear_gain=linear_gain,
+        linear_kernel=linear_kernel,
     )
 
 

@@ -208,6 +208,8 @@ class FitResult(Generic[Trained]):
     model's own, then those of the schedule."""
     linear_gain: float | None = None
     """Nats per observation that a linear term added to the best of these, if there is one."""
+    linear_kernel: int = 0
+    """Position of the kernel that the linear term was added to."""
     frontier: SizeFrontier | None = None
     """The best model known for each number of inducing points."""
     sized: tuple[SizedModel, ...] = ()
