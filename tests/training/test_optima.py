@@ -1,5 +1,6 @@
 """Optima of the evidence: which of them are the same."""
 
+from dataclasses import replace
 from math import inf
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from winnowgp.training.optima import (
     approaches,
     best_objectives,
     best_optima,
+    best_predicting,
     distinct_optima,
     divergence,
     has_lost,
@@ -118,3 +120,24 @@ def test_leave_one_out_gap_is_that_of_gaussian_noise_and_complete_targets() -> N
     missing = Dataset(rows.X, torch.cat([rows.Y, rows.Y], 1))
     missing.Y[0, 1] = torch.nan
     assert leave_one_out_gap(a, b, missing) is None
+
+
+@pytest.mark.parametrize(
+    ("below", "changed", "expected"),
+    [
+        (0.004, {}, 1),
+        (0.006, {}, 0),
+        (0.004, {"converged": False}, 0),
+        (0.004, {"observations": 20.0}, 0),
+    ],
+)
+def test_best_predicting_of_nearly_equal_optima_is_the_better_predictor(
+    below: float, changed: dict[str, Any], expected: int
+) -> None:
+    rows = oscillation(50)
+    noisy = maximised(rows, lengthscale=30.0, noise=1.0)
+    fine = maximised(rows, lengthscale=0.2, noise=0.01)
+    first = Optimum(noisy, 10.0, rows.N, 0, converged=True)
+    other = replace(first, model=fine, evidence=10.0 - below * rows.N, **changed)
+    assert best_predicting((first, other), rows) == expected
+    assert best_predicting((replace(first, model=fine), replace(other, model=noisy)), rows) == 0

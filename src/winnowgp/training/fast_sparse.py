@@ -32,8 +32,9 @@ from winnowgp.training.growth import (
     smaller_models,
 )
 from winnowgp.training.hyperparameters import Initialization
-from winnowgp.training.initialization import scaled, starting_points
+from winnowgp.training.initialization import scaled, starting_points, with_unit_weights
 from winnowgp.training.lbfgs import Stop
+from winnowgp.training.optima import best_predicting
 from winnowgp.training.other_optima import (
     MOVED,
     SETTLED,
@@ -259,7 +260,7 @@ def _least(points: int, n_candidates: int | None) -> int:
 
 def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTraining) -> Choice[Model]:
     """Select as few points as the goal allows: grow a pool, eliminate, move, and again."""
-    initial, data = steps.initialise(training.evidence_rows), steps.data
+    initial, data = _best_predicting(steps, training.evidence_rows), steps.data
     confirmed: Initialization[Model] | None = initial
     if isinstance(goal, Tolerance):
         confirmed = confirmed_optima(
@@ -355,6 +356,18 @@ def _select_by_goal(steps: FastSteps[Model], goal: Goal, training: SparseTrainin
         candidates=candidates,
         goal=goal if isinstance(goal, Tolerance) else None,
     )
+
+
+def _best_predicting(steps: FastSteps[Model], rows: int | None) -> Initialization[Model]:
+    """Return the optima of the evidence, of nearly equal ones the best predictor first."""
+    initial = steps.initialise(rows)
+    if not initial.complete or steps.is_late() or not isinstance(steps.model, SparseGP):
+        return initial
+    data = with_unit_weights(initial.best, steps.sample)
+    first = initial.optima[int(steps.shared(best_predicting(initial.optima, data)))]
+    others = (optimum for optimum in initial.optima if optimum is not first)
+    steps.initialization = replace(initial, optima=(first, *others))
+    return steps.initialization
 
 
 def _selection_rounds(

@@ -30,8 +30,9 @@ _DISTINCT = 2e-3
 # Hyper-parameters that are so many nats per observation below the best have lost, unless they lack
 # at most so many times what their last iterations gained.
 _LOST, _RISING = 0.02, 2.0
-# Standard errors by which the log density of rows that are left out is clearly lower.
-_CLEAR = 2.0
+# Standard errors by which the log density of rows that are left out is clearly lower, and nats per
+# observation by which optima are nearly equal.
+_CLEAR, _TIED = 2.0, 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,6 +154,28 @@ def predicts_worse(model: InducingModel, other: InducingModel, rows: Dataset) ->
     """Return whether a model predicts each row from the others clearly worse than another one."""
     gap = leave_one_out_gap(other, model, rows)
     return gap is not None and gap.nats > _CLEAR * gap.standard_error
+
+
+def best_predicting(optima: Sequence[Optimum[Model]], rows: Dataset) -> int:
+    """Return the position of the optimum to use: the first, unless one next to it predicts better.
+
+    Hyper-parameters of nearly equal evidence may predict very differently: on two of twelve splits
+    of energy a smooth function exceeded a rough one by 0.0003 and 0.002 nats per observation, and
+    predicted 0.5 worse. The position is that of an optimum on the same rows, at most 0.005 nats per
+    observation below the first, which predicts each row from the others clearly better.
+
+    Args:
+        optima: the best first.
+        rows: those of their evidence.
+    """
+    best, least = 0, optima[0].objective - _TIED * optima[0].observations
+    for index, optimum in enumerate(optima):
+        tied = optimum.converged and optimum.observations == optima[0].observations
+        if not index or not tied or optimum.objective < least:
+            continue
+        if predicts_worse(optima[best].model, optimum.model, rows):
+            best = index
+    return best
 
 
 def has_lost(optimum: Optimum[Model], highest: float) -> bool:
