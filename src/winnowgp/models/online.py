@@ -1,8 +1,7 @@
 """Sparse Gaussian processes of a stream: a model, and what it remembers of earlier batches.
 
 `OnlineGP` evaluates the bound of a batch and of the rows that are remembered (`bounds.streaming`),
-as moments of any candidates, and as a function for optimisers. Batches are small, so that they are
-in memory and the bound is differentiated by autograd.
+as moments of any candidates, and as a function for optimisers. Batches are in memory.
 """
 
 from collections.abc import Callable
