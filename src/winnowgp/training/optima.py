@@ -157,7 +157,7 @@ def predicts_worse(model: InducingModel, other: InducingModel, rows: Dataset) ->
 
 
 def best_predicting(optima: Sequence[Optimum[Model]], rows: Dataset) -> int:
-    """Return the position of the optimum to use: the first, unless one next to it predicts better.
+    """Return which optimum to use: the first, or a nearly equal one that predicts better.
 
     Hyper-parameters of nearly equal evidence may predict very differently: on two of twelve splits
     of energy a smooth function exceeded a rough one by 0.0003 and 0.002 nats per observation, and
